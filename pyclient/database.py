@@ -1,0 +1,369 @@
+"""The calls. The only module with SQL in it.
+
+Each call is written once, as a signature: its name and arguments are those of the function in the schema `almanac`,
+its return annotation says what comes back. `@call` turns it into something that runs on a sync or an async
+connection:
+
+    job = database.enqueue(conn, queue="mail", job_type="send", payload={"to": "a@example.org"})
+    jobs = await database.claim_due(aconn, queue="mail", worker="w1", batch_size=10)
+
+An argument that is not given is not sent, so the default is the one the database has. `call_sql` builds the statement
+and `_Rows` reads the answer; the two shells at the end of `Call` only carry them to the server and back.
+"""
+
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Generic, LiteralString, ParamSpec, TypeVar, cast, overload
+
+import psycopg
+import psycopg.rows
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from pyclient import errors
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Connection = psycopg.Connection[Any]
+AsyncConnection = psycopg.AsyncConnection[Any]
+
+Json = Annotated[Any, "jsonb"]
+JsonList = Annotated[Sequence[Any], "jsonb[]"]
+Small = Annotated[int, "smallint"]
+
+# Stands for "not given": the argument is left out and the default of the SQL function holds. Typed Any so that it can
+# be the default of every argument.
+OMIT: Any = type("Omit", (), {"__repr__": lambda self: "OMIT", "__bool__": lambda self: False})()
+
+
+# ── how a call is made ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@functools.cache
+def call_sql(name: str, given: tuple[str, ...], casts: tuple[str, ...] = ()) -> sql.Composed:
+    """`select * from almanac.name(a => %(a)s, …)`, cached so that psycopg sees one text and prepares it.
+
+    The column list comes from the function's result type: a later column does not disturb an older client.
+    """
+    typed = dict(zip(given, casts, strict=False))
+    arguments = sql.SQL(", ").join(
+        sql.SQL("{} => {}{}").format(
+            sql.Identifier(argument),
+            sql.Placeholder(argument),
+            sql.SQL(cast(LiteralString, f"::{typed[argument]}" if typed.get(argument) else "")),
+        )
+        for argument in given
+    )
+    return sql.SQL("select * from almanac.{}({})").format(sql.Identifier(name), arguments)
+
+
+class _Rows:
+    """Reads an answer as the annotation says: list[X], X | None, X or None; X a dataclass or a scalar."""
+
+    def __init__(self, annotation: Any) -> None:
+        self.many = typing.get_origin(annotation) is list
+        arguments = typing.get_args(annotation)
+        self.optional = annotation is None or annotation is type(None)
+        self.nothing = self.optional
+        row = annotation
+        if self.many:
+            (row,) = arguments
+        elif typing.get_origin(annotation) in (typing.Union, types.UnionType) and type(None) in arguments:
+            self.optional = True
+            (row,) = (argument for argument in arguments if argument is not type(None))
+        self.row: Callable[..., Any] | None = row if dataclasses.is_dataclass(row) else None
+        self.fields = [field.name for field in dataclasses.fields(row)] if dataclasses.is_dataclass(row) else []
+
+    def read(self, cursor: Any, rows: list[tuple[Any, ...]]) -> Any:
+        if self.nothing:
+            return None
+        if self.row is not None:
+            columns = {column.name: position for position, column in enumerate(cursor.description)}
+            take = [(field, columns[field]) for field in self.fields if field in columns]
+            # A function that returns one composite and found nothing answers with a row of nulls.
+            read = [
+                self.row(**{field: row[at] for field, at in take}) for row in rows if any(x is not None for x in row)
+            ]
+        else:
+            read = [row[0] for row in rows]
+        if self.many:
+            return read
+        return read[0] if read else None
+
+
+def _adapter(annotation: Any) -> tuple[str, Callable[[Any], Any] | None]:
+    """How an argument travels: the cast it needs, and what wraps its value."""
+    for candidate in (annotation, *typing.get_args(annotation)):
+        for hint in getattr(candidate, "__metadata__", ()):
+            if hint == "jsonb":
+                return "", lambda value: Jsonb(value)
+            if hint == "jsonb[]":
+                return "jsonb[]", lambda value: [Jsonb(item) for item in value]
+            return hint, None
+    return "", None
+
+
+class Call(Generic[P, R]):
+    """One function of the schema, callable on a sync or an async connection."""
+
+    def __init__(self, signature: Callable[P, R]) -> None:
+        functools.update_wrapper(self, signature)
+        self.name = signature.__name__
+        hints = typing.get_type_hints(signature, include_extras=True)
+        self.rows = _Rows(hints.pop("return"))
+        self.adapters = {name: _adapter(hints[name]) for name in inspect.signature(signature).parameters}
+
+    def statement(self, arguments: Mapping[str, Any]) -> tuple[sql.Composed, dict[str, Any]]:
+        values = {}
+        for name, value in arguments.items():
+            if value is OMIT:
+                continue
+            try:
+                wrap = self.adapters[name][1]
+            except KeyError:
+                raise TypeError(f"{self.name}() has no argument {name!r}") from None
+            values[name] = wrap(value) if wrap is not None and value is not None else value
+        return call_sql(self.name, tuple(values), tuple(self.adapters[name][0] for name in values)), values
+
+    @overload
+    def __call__(self, conn: Connection, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, conn: AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
+    def __call__(self, conn: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        statement, values = self.statement(kwargs)
+        return (self._run_async if isinstance(conn, psycopg.AsyncConnection) else self._run)(conn, statement, values)
+
+    def _run(self, conn: Connection, statement: sql.Composed, values: dict[str, Any]) -> R:
+        with translated(), conn.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+            cursor.execute(statement, values)
+            return cast(R, self.rows.read(cursor, cursor.fetchall()))
+
+    async def _run_async(self, conn: AsyncConnection, statement: sql.Composed, values: dict[str, Any]) -> R:
+        with translated():
+            async with conn.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+                await cursor.execute(statement, values)
+                return cast(R, self.rows.read(cursor, await cursor.fetchall()))
+
+
+def call(signature: Callable[P, R]) -> Call[P, R]:
+    return Call(signature)
+
+
+@contextmanager
+def translated() -> typing.Iterator[None]:
+    """Errors of class PA leave as the exceptions of `errors`; all others stay psycopg's."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if known := errors.from_database(error):
+            raise known from error
+        raise
+
+
+# ── rows that come back ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueuedJob:
+    queue: str
+    job_id: int
+    created: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedJob:
+    queue: str
+    job_id: int
+    job_type: str
+    payload: Any
+    attempt: int
+    max_attempts: int
+    due_at: datetime
+    lateness: timedelta
+    lease_token: int
+    lease_expires_at: datetime
+    idempotency_key: str | None = None
+    attempt_key: str | None = None
+    schedule: str | None = None
+    tick_at: datetime | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FailedJob:
+    state: str
+    due_at: datetime | None
+    attempt: int
+
+
+# ── producers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@call
+def enqueue(
+    *,
+    queue: str,
+    job_type: str,
+    payload: Json = OMIT,
+    due_at: datetime = OMIT,
+    priority: Small = OMIT,
+    dedup_key: str | None = OMIT,
+    dedup_for: timedelta | None = OMIT,
+    concurrency_key: str | None = OMIT,
+    idempotency_key: str | None = OMIT,
+    max_attempts: int | None = OMIT,
+) -> EnqueuedJob: ...
+
+
+@call
+def cancel(*, queue: str, job_id: int, reason: str | None = OMIT) -> None: ...
+
+
+@call
+def redrive(*, queue: str, job_id: int, reason: str | None = OMIT) -> None: ...
+
+
+# ── workers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@call
+def claim_due(
+    *,
+    queue: str,
+    worker: str,
+    batch_size: int = OMIT,
+    lease: timedelta | None = OMIT,
+    job_types: Sequence[str] | None = OMIT,
+) -> list[ClaimedJob]: ...
+
+
+@call
+def extend_lease(*, queue: str, job_id: int, lease_token: int, lease: timedelta | None = OMIT) -> datetime: ...
+
+
+@call
+def complete(
+    *, queue: str, job_id: int, lease_token: int, result: Json = OMIT, external_id: str | None = OMIT
+) -> None: ...
+
+
+@call
+def complete_many(
+    *, queue: str, job_ids: Sequence[int], lease_tokens: Sequence[int], results: JsonList = OMIT
+) -> list[int]: ...
+
+
+@call
+def fail_with_backoff(
+    *,
+    queue: str,
+    job_id: int,
+    lease_token: int,
+    error: str,
+    permanent: bool = OMIT,
+    retry_after: timedelta | None = OMIT,
+) -> FailedJob: ...
+
+
+@call
+def release(*, queue: str, job_id: int, lease_token: int) -> None: ...
+
+
+# ── schedules ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@call
+def put_schedule(
+    *, queue: str, name: str, cron: str, job_type: str, payload: Json = OMIT, timezone: str = OMIT
+) -> None: ...
+
+
+# ── connecting, installing ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def connect(dsn: str, *, autocommit: bool = True, application_name: str = "pyclient") -> Connection:
+    """A connection, or CannotConnect with one line that says why."""
+    try:
+        return psycopg.connect(dsn, autocommit=autocommit, fallback_application_name=application_name)
+    except psycopg.Error as error:
+        raise _cannot_connect(error) from error
+
+
+async def connect_async(dsn: str, *, autocommit: bool = True, application_name: str = "pyclient") -> AsyncConnection:
+    """The same for asyncio."""
+    try:
+        return await psycopg.AsyncConnection.connect(
+            dsn, autocommit=autocommit, fallback_application_name=application_name
+        )
+    except psycopg.Error as error:
+        raise _cannot_connect(error) from error
+
+
+def _cannot_connect(error: psycopg.Error) -> errors.CannotConnect:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return errors.CannotConnect(
+        f"cannot connect to the database: {reason}",
+        hint="Check --dsn, ALMANAC_DSN or DATABASE_URL; without any of them an embedded server is used.",
+    )
+
+
+def run_script(conn: Connection, script: str) -> None:
+    """A whole SQL file through the driver, untouched: no parameters, so neither `%` nor `:name` means anything."""
+    conn.execute(cast(LiteralString, script))
+
+
+def lock_installation(conn: Connection) -> None:
+    """Held to the end of the transaction: two migrations of one database wait for each other."""
+    conn.execute("select pg_advisory_xact_lock(hashtext('pg_almanac migrate'))")
+
+
+def installed_revision(conn: Connection) -> str | None:
+    """The newest revision this database has; None where pg_almanac is not installed."""
+    if conn.execute("select to_regclass('almanac.migration')").fetchone() == (None,):
+        return None
+    row = conn.execute("select version_num from almanac.migration").fetchone()
+    return row[0] if row else None
+
+
+@contextmanager
+def install_errors() -> typing.Iterator[None]:
+    """What the server says while installing, with its DETAIL and HINT, as one of our errors."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if error.sqlstate is None:
+            raise _cannot_connect(error) from error
+        diag = error.diag
+        raise errors.from_database(error) or errors.InstallRefused(
+            f"cannot install: {diag.message_primary or error}", detail=diag.message_detail, hint=diag.message_hint
+        ) from error
+
+
+def drop_functions_except(conn: Connection, signatures: Sequence[str]) -> None:
+    """Drop the functions that no file defines any more, so that an old signature does not stay as an overload."""
+    stale = conn.execute(
+        """
+        select oid::regprocedure::text
+          from pg_proc
+         where pronamespace = to_regnamespace('almanac')
+           and oid <> all (array(select to_regprocedure(name)::oid from unnest(%s::text[]) as name
+                                  where to_regprocedure(name) is not null))
+        """,
+        [list(signatures)],
+    ).fetchall()
+    for (function,) in stale:
+        conn.execute(sql.SQL(cast(LiteralString, f"drop routine {function}")))
+
+
+def apply_functions(conn: Connection, script: str) -> None:
+    run_script(conn, script)
+
+
+def create_database_if_missing(conn: Connection, name: str) -> None:
+    if conn.execute("select from pg_database where datname = %s", [name]).fetchone() is None:
+        conn.execute(sql.SQL("create database {}").format(sql.Identifier(name)))

@@ -1,0 +1,103 @@
+"""Install and upgrade: pending revisions of the tables, then every function as it is today. All of it, or nothing."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import alembic.command
+import alembic.config
+import alembic.op
+import alembic.script
+import sqlalchemy
+import sqlalchemy.pool
+
+from pyclient import database, errors, files
+
+
+@dataclass(frozen=True)
+class Migrated:
+    before: str | None
+    after: str
+
+
+def head() -> str:
+    """The revision that this version of the package brings."""
+    return cast(str, alembic.script.ScriptDirectory(str(files.folder("migrations"))).get_current_head())
+
+
+def migrate(dsn: str) -> Migrated:
+    """Bring the database at `dsn` to `head()`. Safe to run again, and from several places at once."""
+    with database.connect(dsn, autocommit=False) as conn, _for_alembic(conn) as alembic_connection:
+        database.lock_installation(conn)
+        before = database.installed_revision(conn)
+        if before is not None and not known(before):
+            raise errors.SchemaMismatch(
+                f"the database has revision {before}, which this pyclient does not know (it brings {head()})",
+                detail="A newer pyclient has migrated it.",
+                hint="Install the newer version: pip install --upgrade pg-almanac",
+            )
+        with database.install_errors():
+            for file in files.bootstrap_files():
+                database.run_script(conn, file.text())
+            _run_revisions(alembic_connection)
+            signatures = [name for file in files.function_files() for name in commented_functions(file.text())]
+            database.drop_functions_except(conn, signatures)
+            for file in files.function_files():
+                database.apply_functions(conn, file.text())
+        alembic_connection.commit()
+        return Migrated(before, head())
+
+
+def known(revision: str) -> bool:
+    script = alembic.script.ScriptDirectory(str(files.folder("migrations")))
+    return revision in {entry.revision for entry in script.walk_revisions()}
+
+
+def commented_functions(script: str) -> list[str]:
+    """The functions a file defines, as `almanac.name(types)`: each has a comment, and comments name the types."""
+    return [
+        " ".join(signature.split())
+        for signature in re.findall(r"^comment on function\s+(almanac\.\w+\s*\([^)]*\))", script, re.MULTILINE)
+    ]
+
+
+@contextlib.contextmanager
+def _for_alembic(conn: database.Connection) -> Iterator[sqlalchemy.Connection]:
+    """`conn` as SQLAlchemy sees it. Opened before any work: on first sight SQLAlchemy rolls back."""
+    engine = sqlalchemy.create_engine(
+        "postgresql+psycopg://", creator=lambda: conn, poolclass=sqlalchemy.pool.StaticPool, pool_reset_on_return=None
+    )
+    with engine.connect() as connection:
+        yield connection
+
+
+def _run_revisions(connection: sqlalchemy.Connection) -> None:
+    """Alembic, inside the transaction that is already open."""
+    config = alembic.config.Config()
+    config.set_main_option("script_location", str(files.folder("migrations")).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    alembic.command.upgrade(config, "head")
+
+
+def run_sql(script: str) -> None:
+    """For revisions: send SQL as it stands. `op.execute` would read `:name`, `exec_driver_sql` would read `%`."""
+    connection = alembic.op.get_bind().connection.driver_connection
+    assert connection is not None
+    database.run_script(cast(database.Connection, connection), script)
+
+
+def installer() -> str:
+    """sql/install.sql with every file in its place: runs with psql -f, or through any driver as one script."""
+    folder = files.folder("sql")
+    lines: list[str] = []
+    for line in (folder / "install.sql").read_text(encoding="utf-8").splitlines():
+        if line.startswith("\\ir "):
+            name = line.removeprefix("\\ir ").strip()
+            lines += [f"-- ── {name} " + "─" * (112 - len(name)), (folder / name).read_text(encoding="utf-8")]
+        elif not line.startswith(("\\", "-- ")):
+            lines.append(line)
+    return "-- pg_almanac, installer in one file. Run it on an empty place with psql -f or any driver.\n" + "\n".join(
+        lines
+    )

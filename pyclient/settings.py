@@ -1,0 +1,41 @@
+"""What the environment says. The only module that reads it."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`dsn` is None when nobody named a database: then the embedded server is used."""
+
+    dsn: str | None
+    dsn_source: str
+    data_dir: Path
+
+
+def load(dsn: str | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """The option first, then ALMANAC_DSN, then DATABASE_URL. An empty value counts as not set."""
+    named = [("--dsn", dsn), *((name, environ.get(name)) for name in ("ALMANAC_DSN", "DATABASE_URL"))]
+    source, value = next(((source, value) for source, value in named if value), ("embedded", None))
+    return Settings(dsn=_for_libpq(value) if value else None, dsn_source=source, data_dir=_data_dir(environ))
+
+
+def _for_libpq(dsn: str) -> str:
+    """DATABASE_URL is often written for SQLAlchemy, `postgresql+psycopg://`, which libpq does not know."""
+    scheme, separator, rest = dsn.partition("://")
+    return f"postgresql://{rest}" if separator and scheme.startswith(("postgresql+", "postgres+")) else dsn
+
+
+def _data_dir(environ: Mapping[str, str]) -> Path:
+    """Where the embedded server keeps its data: ALMANAC_DATA_DIR, else the user's data directory."""
+    if chosen := environ.get("ALMANAC_DATA_DIR"):
+        return Path(chosen).expanduser().absolute()
+    if sys.platform != "win32" and os.geteuid() == 0:
+        # The server runs as another user then, who cannot see into root's home.
+        return Path("/var/lib/pg-almanac")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "pg-almanac"
+    return Path(environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "pg-almanac"
