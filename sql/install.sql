@@ -16,7 +16,36 @@ begin
 end;
 $$;
 
+\ir 10_queue.sql
+\ir 11_job.sql
+\ir 13_history.sql
+\ir 15_operations.sql
+\ir 16_types.sql
+
 \ir 20_clock.sql
+\ir 22_backoff.sql
+\ir 23_caller.sql
+\ir 24_keys.sql
+\ir 25_checks.sql
+\ir 26_errors.sql
+
+\ir 30_rights.sql
+\ir 31_queues.sql
+\ir 32_enqueue.sql
+
+\ir 40_claim_due.sql
+\ir 41_extend_lease.sql
+\ir 42_let_go.sql
+\ir 43_release.sql
+\ir 44_doze.sql
+
+\ir 50_job.sql
+\ir 51_complete.sql
+\ir 52_fail_with_backoff.sql
+\ir 53_cancel.sql
+\ir 54_redrive.sql
+
+\ir 60_reclaim_expired.sql
 
 insert into almanac.migration (version_num) values ('0001');
 commit;

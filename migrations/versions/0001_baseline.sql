@@ -1,0 +1,522 @@
+-- from 10_queue.sql
+-- 10 queue: the unit of isolation, of rights and of scale-out. Every table that holds work starts its key with it.
+
+create table almanac.queue (
+    queue               text not null,
+    lease               interval not null default '5 minutes',
+    max_attempts        integer not null default 5,
+    base_delay          interval not null default '60 seconds',
+    max_delay           interval not null default '1 day',
+    jitter              double precision not null default 0,
+    retention           interval not null default '30 days',
+    max_running         integer,
+    max_running_per_key integer not null default 1,
+    rate_limit          integer,
+    rate_interval       interval,
+    max_payload_bytes   integer not null default 1048576,
+    priorities          smallint[] not null default '{0}',
+    keyed_at            timestamptz,
+    restricted_at       timestamptz,
+    paused_at           timestamptz,
+    paused_by           text,
+    pause_reason        text,
+    paused_until        timestamptz,
+    created_at          timestamptz not null,
+    created_by          text not null,
+    constraint queue_pkey primary key (queue),
+    constraint queue_name_is_readable check (queue ~ '\S' and length(queue) <= 200),
+    constraint queue_lease_is_sane check (lease >= interval '1 second' and lease <= interval '30 days'),
+    constraint queue_max_attempts_is_positive check (max_attempts between 1 and 1000000),
+    constraint queue_delays_are_sane check (
+        base_delay >= interval '0' and max_delay >= base_delay and max_delay <= interval '3650 days'),
+    constraint queue_jitter_is_a_fraction check (jitter between 0 and 1),
+    constraint queue_retention_is_sane check (retention >= interval '1 hour' and retention <= interval '36500 days'),
+    constraint queue_max_running_is_positive check (max_running > 0),
+    constraint queue_max_running_per_key_is_positive check (max_running_per_key > 0),
+    constraint queue_rate_is_whole check (
+        (rate_limit is null) = (rate_interval is null) and rate_limit > 0
+        and rate_interval between interval '1 millisecond' and interval '366 days'),
+    constraint queue_max_payload_bytes_is_sane check (max_payload_bytes between 2 and 104857600),
+    constraint queue_pause_is_whole check (
+        (paused_at is null) = (paused_by is null)
+        and (paused_at is not null or (pause_reason is null and paused_until is null)))
+);
+comment on table almanac.queue is 'A named line of work with its defaults and limits.';
+comment on column almanac.queue.queue is 'Any text of up to 200 characters that is not blank.';
+comment on column almanac.queue.lease is 'How long a claim lasts unless the job or the caller says otherwise.';
+comment on column almanac.queue.max_attempts is 'Attempts a job gets unless its type or the job says otherwise.';
+comment on column almanac.queue.base_delay is 'Delay before the second attempt; doubles with each further one.';
+comment on column almanac.queue.max_delay is 'Where doubling stops.';
+comment on column almanac.queue.jitter is 'Up to this fraction of the delay is added at random.';
+comment on column almanac.queue.retention is 'How long finished jobs, attempts and ticks are kept.';
+comment on column almanac.queue.max_running is 'Most jobs running at once over the whole fleet; null: no limit.';
+comment on column almanac.queue.max_running_per_key is 'Most jobs running at once with the same concurrency_key.';
+comment on column almanac.queue.rate_limit is 'Most claims per rate_interval (token bucket of this size); null: no limit.';
+comment on column almanac.queue.rate_interval is 'The time in which rate_limit tokens flow back.';
+comment on column almanac.queue.max_payload_bytes is 'Larger payloads are refused.';
+comment on column almanac.queue.priorities is 'Priorities ever used here, highest first: the levels a claim looks at.';
+comment on column almanac.queue.keyed_at is 'When a concurrency_key was first used here; claims then check keys.';
+comment on column almanac.queue.restricted_at is 'When the first grant was made; since then only grantees may act.';
+comment on column almanac.queue.paused_at is 'Since when nothing is claimed.';
+comment on column almanac.queue.paused_by is 'Who paused it.';
+comment on column almanac.queue.pause_reason is 'Why, in the words of whoever paused it.';
+comment on column almanac.queue.paused_until is 'When the pause ends by itself; null: when somebody resumes it.';
+comment on column almanac.queue.created_at is 'When the queue was made.';
+comment on column almanac.queue.created_by is 'Who made it.';
+
+create table almanac.queue_bucket (
+    queue       text not null,
+    tokens      double precision not null,
+    refilled_at timestamptz not null,
+    constraint queue_bucket_pkey primary key (queue),
+    constraint queue_bucket_tokens_are_not_negative check (tokens >= 0)
+) with (fillfactor = 50);
+comment on table almanac.queue_bucket is 'The token bucket of a rate-limited queue.';
+comment on column almanac.queue_bucket.queue is 'Whose bucket.';
+comment on column almanac.queue_bucket.tokens is 'Claims that may still be made, as of refilled_at.';
+comment on column almanac.queue_bucket.refilled_at is 'When tokens was last computed.';
+
+create table almanac.queue_grant (
+    queue      text not null,
+    role       text not null,
+    may        text not null,
+    granted_at timestamptz not null,
+    granted_by text not null,
+    constraint queue_grant_pkey primary key (queue, role, may),
+    constraint queue_grant_right_is_known check (may in ('produce', 'work', 'operate'))
+);
+comment on table almanac.queue_grant is 'Who may act on a restricted queue. A queue without a row here is open to every role that may call the function.';
+comment on column almanac.queue_grant.queue is 'The queue.';
+comment on column almanac.queue_grant.role is 'A database role; its members are covered.';
+comment on column almanac.queue_grant.may is 'produce, work or operate.';
+comment on column almanac.queue_grant.granted_at is 'When it was granted.';
+comment on column almanac.queue_grant.granted_by is 'Who granted it.';
+
+create table almanac.job_type (
+    queue        text not null,
+    job_type     text not null,
+    lease        interval,
+    max_attempts integer,
+    base_delay   interval,
+    max_delay    interval,
+    jitter       double precision,
+    schema       jsonb,
+    description  text,
+    changed_at   timestamptz not null,
+    changed_by   text not null,
+    constraint job_type_pkey primary key (queue, job_type),
+    constraint job_type_name_is_readable check (job_type ~ '\S' and length(job_type) <= 200),
+    constraint job_type_lease_is_sane check (lease >= interval '1 second' and lease <= interval '30 days'),
+    constraint job_type_max_attempts_is_positive check (max_attempts between 1 and 1000000),
+    constraint job_type_delays_are_sane check (
+        base_delay >= interval '0' and base_delay <= interval '3650 days'
+        and max_delay >= interval '0' and max_delay <= interval '3650 days' and base_delay <= max_delay),
+    constraint job_type_jitter_is_a_fraction check (jitter between 0 and 1)
+);
+comment on table almanac.job_type is 'Optional: what differs for one type of job, and what its payload looks like. Unregistered types use the queue''s defaults.';
+comment on column almanac.job_type.queue is 'The queue.';
+comment on column almanac.job_type.job_type is 'What workers dispatch on.';
+comment on column almanac.job_type.lease is 'Overrides the queue''s lease for jobs enqueued from now on.';
+comment on column almanac.job_type.max_attempts is 'Overrides the queue''s max_attempts for jobs enqueued from now on.';
+comment on column almanac.job_type.base_delay is 'Overrides the queue''s base_delay.';
+comment on column almanac.job_type.max_delay is 'Overrides the queue''s max_delay.';
+comment on column almanac.job_type.jitter is 'Overrides the queue''s jitter.';
+comment on column almanac.job_type.schema is 'JSON schema of the payload, published by the client for people to read.';
+comment on column almanac.job_type.description is 'What the job does, for people.';
+comment on column almanac.job_type.changed_at is 'When it was last changed.';
+comment on column almanac.job_type.changed_by is 'Who changed it.';
+
+-- from 11_job.sql
+-- 11 job: live work only. A finished job leaves this table for job_history in the transaction that finishes it.
+
+create table almanac.job (
+    queue               text not null,
+    id                  bigint generated by default as identity,
+    job_type            text not null,
+    state               text not null default 'scheduled',
+    priority            smallint not null default 0,
+    due_at              timestamptz not null,
+    payload             jsonb not null default '{}',
+    attempt             integer not null default 0,
+    max_attempts        integer not null,
+    base_delay          interval,
+    max_delay           interval,
+    lease               interval,
+    dedup_key           text,
+    concurrency_key     text,
+    idempotency_key     text,
+    headers             jsonb,
+    schedule            text,
+    tick_at             timestamptz,
+    caught_up           boolean not null default false,
+    lease_token         bigint not null default 0,
+    leased_by           text,
+    claimed_at          timestamptz,
+    lease_expires_at    timestamptz,
+    parked_at           timestamptz,
+    cancel_requested_at timestamptz,
+    cancel_requested_by text,
+    cancel_reason       text,
+    last_error          text,
+    created_at          timestamptz not null,
+    created_by          text not null,
+    constraint job_pkey primary key (queue, id),
+    constraint job_state_is_known check (state in ('blocked', 'scheduled', 'running', 'retrying')),
+    constraint job_lease_only_while_running check (
+        case when state = 'running'
+             then lease_token > 0 and leased_by is not null and claimed_at is not null and lease_expires_at is not null
+             else leased_by is null and claimed_at is null and lease_expires_at is null end),
+    constraint job_attempt_within_max check (attempt between 0 and max_attempts),
+    constraint job_running_has_an_attempt check (state <> 'running' or attempt > 0),
+    constraint job_parked_only_while_waiting check (parked_at is null or state in ('scheduled', 'retrying')),
+    constraint job_cancel_request_only_while_running check (cancel_requested_at is null or state = 'running'),
+    constraint job_due_at_is_finite check (isfinite(due_at)),
+    constraint job_payload_is_object_or_array check (jsonb_typeof(payload) in ('object', 'array')),
+    constraint job_max_attempts_is_positive check (max_attempts > 0)
+) with (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.2);
+
+-- A claim reads each priority level from its oldest due entry on; jobs of the future lie behind the ones that are due.
+create index job_claim_due_idx on almanac.job (queue, priority, due_at, id)
+    where state in ('scheduled', 'retrying') and parked_at is null;
+-- lease_expires_at is left out on purpose: extending a lease then stays a heap-only update, and running jobs are few.
+create index job_reclaim_expired_idx on almanac.job (queue) where state = 'running';
+create index job_running_key_idx on almanac.job (queue, concurrency_key)
+    where state = 'running' and concurrency_key is not null;
+create index job_unpark_idx on almanac.job (queue, concurrency_key, priority desc, due_at, id) where parked_at is not null;
+create index job_schedule_idx on almanac.job (queue, schedule) where schedule is not null;
+
+comment on table almanac.job is 'Live jobs: waiting, running or to be retried.';
+comment on column almanac.job.queue is 'The queue it belongs to.';
+comment on column almanac.job.id is 'Identifies the job within its queue, over all its lives.';
+comment on column almanac.job.job_type is 'What workers dispatch on.';
+comment on column almanac.job.state is 'blocked, scheduled, running or retrying; the other states live in job_history.';
+comment on column almanac.job.priority is 'Higher is claimed first.';
+comment on column almanac.job.due_at is 'Not claimed earlier than this.';
+comment on column almanac.job.payload is 'What the handler gets.';
+comment on column almanac.job.attempt is 'Attempts consumed, the running one included.';
+comment on column almanac.job.max_attempts is 'When attempt reaches this, the next failure is final.';
+comment on column almanac.job.base_delay is 'Overrides the type''s and the queue''s.';
+comment on column almanac.job.max_delay is 'Overrides the type''s and the queue''s.';
+comment on column almanac.job.lease is 'Overrides the queue''s lease; from the job type when enqueued.';
+comment on column almanac.job.dedup_key is 'While held (see dedup), no second job is made with this key.';
+comment on column almanac.job.concurrency_key is 'At most queue.max_running_per_key jobs with this key run at once.';
+comment on column almanac.job.idempotency_key is 'Names the effect towards the outside; null: derived from queue and id.';
+comment on column almanac.job.headers is 'What the enqueuer passes along beside the payload, such as a trace context.';
+comment on column almanac.job.schedule is 'The schedule that made it, if one did.';
+comment on column almanac.job.tick_at is 'The tick of that schedule it stands for.';
+comment on column almanac.job.caught_up is 'True when the tick was decided late, after downtime or by backfill.';
+comment on column almanac.job.lease_token is 'The last token issued; grows with every claim, also over lives.';
+comment on column almanac.job.leased_by is 'The worker that holds the lease.';
+comment on column almanac.job.claimed_at is 'When the running attempt was claimed.';
+comment on column almanac.job.lease_expires_at is 'When the lease ends unless it is extended.';
+comment on column almanac.job.parked_at is 'Set aside by a claim because its concurrency_key was busy; cleared when the key is free.';
+comment on column almanac.job.cancel_requested_at is 'The worker is told at its next extend_lease.';
+comment on column almanac.job.cancel_requested_by is 'Who asked for it.';
+comment on column almanac.job.cancel_reason is 'Why.';
+comment on column almanac.job.last_error is 'Error of the latest failed or lost attempt.';
+comment on column almanac.job.created_at is 'When it was enqueued.';
+comment on column almanac.job.created_by is 'Who enqueued it.';
+
+-- Not tied to a transaction and never bloated, unlike a row: a claim only compares it with what it saw last time.
+create sequence almanac.backdated_job_seq;
+comment on sequence almanac.backdated_job_seq is
+    'Drawn from whenever a job becomes claimable with a due_at in the past, so that claims look back to the start.';
+
+create table almanac.dedup (
+    queue      text not null,
+    dedup_key  text not null,
+    job_id     bigint not null,
+    held_until timestamptz,
+    constraint dedup_pkey primary key (queue, dedup_key),
+    constraint dedup_key_is_readable check (dedup_key ~ '\S' and length(dedup_key) <= 1000)
+);
+-- The housekeeper drops windows that have passed.
+create index dedup_prune_idx on almanac.dedup (held_until) where held_until is not null;
+comment on table almanac.dedup is 'Keys that are taken. Its primary key is what keeps a second job from being made.';
+comment on column almanac.dedup.queue is 'The queue.';
+comment on column almanac.dedup.dedup_key is 'The key.';
+comment on column almanac.dedup.job_id is 'The job that took it.';
+comment on column almanac.dedup.held_until is 'End of the sliding window; null: as long as the job lives.';
+
+create table almanac.sleeper (
+    queue        text not null,
+    worker       text not null,
+    sleeps_until timestamptz not null,
+    constraint sleeper_pkey primary key (queue, worker)
+) with (fillfactor = 50);
+comment on table almanac.sleeper is 'Workers that wait for a notification. Nothing is sent when nobody waits.';
+comment on column almanac.sleeper.queue is 'The queue it waits for.';
+comment on column almanac.sleeper.worker is 'The worker.';
+comment on column almanac.sleeper.sleeps_until is 'When it looks again by itself.';
+
+-- from 13_history.sql
+-- 13 history: what became of jobs and attempts, in partitions of one day (UTC) that are dropped whole.
+
+create table almanac.job_history (
+    queue               text not null,
+    id                  bigint not null,
+    job_type            text not null,
+    state               text not null,
+    priority            smallint not null,
+    due_at              timestamptz not null,
+    payload             jsonb not null,
+    attempt             integer not null,
+    max_attempts        integer not null,
+    base_delay          interval,
+    max_delay           interval,
+    lease               interval,
+    dedup_key           text,
+    concurrency_key     text,
+    idempotency_key     text,
+    headers             jsonb,
+    schedule            text,
+    tick_at             timestamptz,
+    caught_up           boolean not null,
+    lease_token         bigint not null,
+    leased_by           text,
+    claimed_at          timestamptz,
+    error               text,
+    result              jsonb,
+    external_id         text,
+    ended_by            text,
+    end_reason          text,
+    redriven_at         timestamptz,
+    created_at          timestamptz not null,
+    created_by          text not null,
+    finished_at         timestamptz not null,
+    constraint job_history_pkey primary key (queue, id, finished_at),
+    constraint job_history_state_is_terminal check (state in ('completed', 'dead', 'cancelled')),
+    constraint job_history_redriven_was_dead check (redriven_at is null or state = 'dead')
+) partition by range (finished_at);
+create table almanac.job_history_default partition of almanac.job_history default;
+-- Dead jobs that were not redriven: the dead letters. Completed jobs, the many, are not in it.
+create index job_history_dead_job_idx on almanac.job_history (queue, finished_at)
+    where state = 'dead' and redriven_at is null;
+create index job_history_schedule_idx on almanac.job_history (queue, schedule, tick_at) where schedule is not null;
+
+comment on table almanac.job_history is 'Finished jobs. A redriven job has one row for each of its lives.';
+comment on table almanac.job_history_default is 'Catches rows of days that have no partition yet; the housekeeper moves them.';
+comment on column almanac.job_history.queue is 'As in job.';
+comment on column almanac.job_history.id is 'As in job.';
+comment on column almanac.job_history.job_type is 'As in job.';
+comment on column almanac.job_history.state is 'completed, dead or cancelled.';
+comment on column almanac.job_history.priority is 'As in job.';
+comment on column almanac.job_history.due_at is 'When the last attempt was due.';
+comment on column almanac.job_history.payload is 'As in job.';
+comment on column almanac.job_history.attempt is 'Attempts consumed in this life.';
+comment on column almanac.job_history.max_attempts is 'As in job.';
+comment on column almanac.job_history.base_delay is 'As in job.';
+comment on column almanac.job_history.max_delay is 'As in job.';
+comment on column almanac.job_history.lease is 'As in job.';
+comment on column almanac.job_history.dedup_key is 'As in job.';
+comment on column almanac.job_history.concurrency_key is 'As in job.';
+comment on column almanac.job_history.idempotency_key is 'As in job.';
+comment on column almanac.job_history.headers is 'As in job.';
+comment on column almanac.job_history.schedule is 'As in job.';
+comment on column almanac.job_history.tick_at is 'As in job.';
+comment on column almanac.job_history.caught_up is 'As in job.';
+comment on column almanac.job_history.lease_token is 'The last token issued; the one that completed a completed job.';
+comment on column almanac.job_history.leased_by is 'The worker of the last attempt, if it was running when it ended.';
+comment on column almanac.job_history.claimed_at is 'When the last attempt was claimed, if it was running when it ended.';
+comment on column almanac.job_history.error is 'Error of the last failed or lost attempt.';
+comment on column almanac.job_history.result is 'What the handler returned.';
+comment on column almanac.job_history.external_id is 'The other side''s id of the effect.';
+comment on column almanac.job_history.ended_by is 'Who cancelled it.';
+comment on column almanac.job_history.end_reason is 'Why it was cancelled or why no attempt was left.';
+comment on column almanac.job_history.redriven_at is 'When the dead job was brought back.';
+comment on column almanac.job_history.created_at is 'As in job.';
+comment on column almanac.job_history.created_by is 'As in job.';
+comment on column almanac.job_history.finished_at is 'When this life ended.';
+
+create table almanac.attempt (
+    queue       text not null,
+    job_id      bigint not null,
+    attempt     integer not null,
+    lease_token bigint not null,
+    worker      text not null,
+    claimed_at  timestamptz not null,
+    finished_at timestamptz not null,
+    outcome     text not null,
+    error       text,
+    constraint attempt_pkey primary key (queue, job_id, lease_token, finished_at),
+    constraint attempt_outcome_is_known check (outcome in ('failed', 'lost', 'released', 'cancelled'))
+) partition by range (finished_at);
+create table almanac.attempt_default partition of almanac.attempt default;
+
+comment on table almanac.attempt is 'Attempts that ended other than well. A completed one is described by its row in job_history.';
+comment on table almanac.attempt_default is 'Catches rows of days that have no partition yet; the housekeeper moves them.';
+comment on column almanac.attempt.queue is 'The queue.';
+comment on column almanac.attempt.job_id is 'The job.';
+comment on column almanac.attempt.attempt is 'Its number within that life of the job.';
+comment on column almanac.attempt.lease_token is 'The token of the claim; the attempt_key is made from it.';
+comment on column almanac.attempt.worker is 'Who held the lease.';
+comment on column almanac.attempt.claimed_at is 'When it was claimed.';
+comment on column almanac.attempt.finished_at is 'When it ended.';
+comment on column almanac.attempt.outcome is 'failed, lost, released or cancelled.';
+comment on column almanac.attempt.error is 'What went wrong.';
+
+-- from 15_operations.sql
+-- 15 operations: what the fleet and its operators leave behind besides jobs.
+
+create table almanac.audit (
+    id     bigint generated always as identity,
+    at     timestamptz not null,
+    actor  text not null,
+    action text not null,
+    queue  text,
+    subject text,
+    reason text,
+    before jsonb,
+    after  jsonb,
+    constraint audit_pkey primary key (id)
+);
+create index audit_retention_idx on almanac.audit (at);
+comment on table almanac.audit is 'Every act of an operator: who, when, why, before and after.';
+comment on column almanac.audit.id is 'Order of writing.';
+comment on column almanac.audit.at is 'When.';
+comment on column almanac.audit.actor is 'The caller''s role, not the owner of the function.';
+comment on column almanac.audit.action is 'The function that was called.';
+comment on column almanac.audit.queue is 'The queue acted on.';
+comment on column almanac.audit.subject is 'The job, schedule, type or role acted on.';
+comment on column almanac.audit.reason is 'Why, in the caller''s words.';
+comment on column almanac.audit.before is 'What it was.';
+comment on column almanac.audit.after is 'What it became.';
+
+create table almanac.worker (
+    worker       text not null,
+    host         text not null,
+    pid          integer not null,
+    version      text not null,
+    queues       text[] not null,
+    concurrency  integer not null,
+    running      integer not null,
+    started_at   timestamptz not null,
+    last_seen_at timestamptz not null,
+    constraint worker_pkey primary key (worker),
+    constraint worker_name_is_readable check (worker ~ '\S' and length(worker) <= 200)
+) with (fillfactor = 50);
+comment on table almanac.worker is 'Workers as they last reported. For people only: recovery reads nothing but leases.';
+comment on column almanac.worker.worker is 'Name of the process, unique per start.';
+comment on column almanac.worker.host is 'Where it runs.';
+comment on column almanac.worker.pid is 'Its process id there.';
+comment on column almanac.worker.version is 'Version of the client.';
+comment on column almanac.worker.queues is 'What it claims from.';
+comment on column almanac.worker.concurrency is 'How many jobs it runs at once.';
+comment on column almanac.worker.running is 'How many it was running.';
+comment on column almanac.worker.started_at is 'When it started.';
+comment on column almanac.worker.last_seen_at is 'When it last reported.';
+
+create table almanac.heartbeat (
+    source    text not null,
+    ticked_at timestamptz not null,
+    ticked_by text not null,
+    constraint heartbeat_pkey primary key (source)
+) with (fillfactor = 50);
+comment on table almanac.heartbeat is 'When each kind of ticker last ticked.';
+comment on column almanac.heartbeat.source is 'pg_cron, worker, or manual for everything else.';
+comment on column almanac.heartbeat.ticked_at is 'When.';
+comment on column almanac.heartbeat.ticked_by is 'Which one.';
+
+create table almanac.alert (
+    alert       text not null,
+    subject     text not null,
+    severity    text not null,
+    message     text not null,
+    hint        text not null,
+    raised_at   timestamptz not null,
+    seen_at     timestamptz not null,
+    occurrences bigint not null default 1,
+    cleared_at  timestamptz,
+    constraint alert_pkey primary key (alert, subject),
+    constraint alert_severity_is_known check (severity in ('warning', 'critical'))
+);
+comment on table almanac.alert is 'Conditions somebody should look at, one row each however often they recur.';
+comment on column almanac.alert.alert is 'What kind of condition.';
+comment on column almanac.alert.subject is 'What it concerns.';
+comment on column almanac.alert.severity is 'warning or critical.';
+comment on column almanac.alert.message is 'One line that states the fact.';
+comment on column almanac.alert.hint is 'What to do next.';
+comment on column almanac.alert.raised_at is 'Since when.';
+comment on column almanac.alert.seen_at is 'When it was last noticed.';
+comment on column almanac.alert.occurrences is 'How often it was noticed.';
+comment on column almanac.alert.cleared_at is 'When it went away; null: still so.';
+
+-- from 16_types.sql
+-- 16 types: the rows that functions return. Callers name columns, so new ones go to the end.
+
+create type almanac.enqueued_job as (queue text, job_id bigint, created boolean);
+comment on type almanac.enqueued_job is 'Which job stands for the call; created is false if a dedup_key found one.';
+
+create type almanac.claimed_job as (
+    queue            text,
+    job_id           bigint,
+    job_type         text,
+    payload          jsonb,
+    attempt          integer,
+    max_attempts     integer,
+    due_at           timestamptz,
+    lateness         interval,
+    lease_token      bigint,
+    lease_expires_at timestamptz,
+    idempotency_key  text,
+    attempt_key      text,
+    schedule         text,
+    tick_at          timestamptz,
+    caught_up        boolean,
+    priority         smallint,
+    concurrency_key  text,
+    headers          jsonb,
+    created_at       timestamptz
+);
+comment on type almanac.claimed_job is 'Everything a handler needs.';
+
+create type almanac.extended_lease as (
+    queue text, job_id bigint, lease_token bigint, lease_expires_at timestamptz, cancel_requested_at timestamptz);
+comment on type almanac.extended_lease is 'A lease that goes on; cancel_requested_at tells the worker to let go.';
+
+create type almanac.failed_job as (state text, due_at timestamptz, attempt integer);
+comment on type almanac.failed_job is 'What a failure led to: retrying at due_at, dead, or cancelled.';
+
+create type almanac.found_job as (
+    queue               text,
+    job_id              bigint,
+    job_type            text,
+    state               text,
+    priority            smallint,
+    due_at              timestamptz,
+    payload             jsonb,
+    attempt             integer,
+    max_attempts        integer,
+    dedup_key           text,
+    concurrency_key     text,
+    idempotency_key     text,
+    schedule            text,
+    tick_at             timestamptz,
+    caught_up           boolean,
+    leased_by           text,
+    claimed_at          timestamptz,
+    lease_expires_at    timestamptz,
+    cancel_requested_at timestamptz,
+    last_error          text,
+    result              jsonb,
+    external_id         text,
+    created_at          timestamptz,
+    created_by          text,
+    finished_at         timestamptz,
+    headers             jsonb
+);
+comment on type almanac.found_job is 'A job wherever it is: live, or in history.';
+
+-- A session's own note of how far into each priority level it has claimed. Kept in a setting of the session, not in a
+-- table: a row that every claim updates would itself become the bloat that the note is there to avoid.
+create type almanac.claim_memory as (
+    queue            text,
+    priorities       smallint[],
+    due_at           timestamptz[],
+    id               bigint[],
+    backdated        bigint,
+    looked_back_at   timestamptz,
+    look_back_cost   interval
+);
+comment on type almanac.claim_memory is 'Where the last claim of this session stopped, per priority.';
+

@@ -1,0 +1,104 @@
+-- 13 history: what became of jobs and attempts, in partitions of one day (UTC) that are dropped whole.
+
+create table almanac.job_history (
+    queue               text not null,
+    id                  bigint not null,
+    job_type            text not null,
+    state               text not null,
+    priority            smallint not null,
+    due_at              timestamptz not null,
+    payload             jsonb not null,
+    attempt             integer not null,
+    max_attempts        integer not null,
+    base_delay          interval,
+    max_delay           interval,
+    lease               interval,
+    dedup_key           text,
+    concurrency_key     text,
+    idempotency_key     text,
+    headers             jsonb,
+    schedule            text,
+    tick_at             timestamptz,
+    caught_up           boolean not null,
+    lease_token         bigint not null,
+    leased_by           text,
+    claimed_at          timestamptz,
+    error               text,
+    result              jsonb,
+    external_id         text,
+    ended_by            text,
+    end_reason          text,
+    redriven_at         timestamptz,
+    created_at          timestamptz not null,
+    created_by          text not null,
+    finished_at         timestamptz not null,
+    constraint job_history_pkey primary key (queue, id, finished_at),
+    constraint job_history_state_is_terminal check (state in ('completed', 'dead', 'cancelled')),
+    constraint job_history_redriven_was_dead check (redriven_at is null or state = 'dead')
+) partition by range (finished_at);
+create table almanac.job_history_default partition of almanac.job_history default;
+-- Dead jobs that were not redriven: the dead letters. Completed jobs, the many, are not in it.
+create index job_history_dead_job_idx on almanac.job_history (queue, finished_at)
+    where state = 'dead' and redriven_at is null;
+create index job_history_schedule_idx on almanac.job_history (queue, schedule, tick_at) where schedule is not null;
+
+comment on table almanac.job_history is 'Finished jobs. A redriven job has one row for each of its lives.';
+comment on table almanac.job_history_default is 'Catches rows of days that have no partition yet; the housekeeper moves them.';
+comment on column almanac.job_history.queue is 'As in job.';
+comment on column almanac.job_history.id is 'As in job.';
+comment on column almanac.job_history.job_type is 'As in job.';
+comment on column almanac.job_history.state is 'completed, dead or cancelled.';
+comment on column almanac.job_history.priority is 'As in job.';
+comment on column almanac.job_history.due_at is 'When the last attempt was due.';
+comment on column almanac.job_history.payload is 'As in job.';
+comment on column almanac.job_history.attempt is 'Attempts consumed in this life.';
+comment on column almanac.job_history.max_attempts is 'As in job.';
+comment on column almanac.job_history.base_delay is 'As in job.';
+comment on column almanac.job_history.max_delay is 'As in job.';
+comment on column almanac.job_history.lease is 'As in job.';
+comment on column almanac.job_history.dedup_key is 'As in job.';
+comment on column almanac.job_history.concurrency_key is 'As in job.';
+comment on column almanac.job_history.idempotency_key is 'As in job.';
+comment on column almanac.job_history.headers is 'As in job.';
+comment on column almanac.job_history.schedule is 'As in job.';
+comment on column almanac.job_history.tick_at is 'As in job.';
+comment on column almanac.job_history.caught_up is 'As in job.';
+comment on column almanac.job_history.lease_token is 'The last token issued; the one that completed a completed job.';
+comment on column almanac.job_history.leased_by is 'The worker of the last attempt, if it was running when it ended.';
+comment on column almanac.job_history.claimed_at is 'When the last attempt was claimed, if it was running when it ended.';
+comment on column almanac.job_history.error is 'Error of the last failed or lost attempt.';
+comment on column almanac.job_history.result is 'What the handler returned.';
+comment on column almanac.job_history.external_id is 'The other side''s id of the effect.';
+comment on column almanac.job_history.ended_by is 'Who cancelled it.';
+comment on column almanac.job_history.end_reason is 'Why it was cancelled or why no attempt was left.';
+comment on column almanac.job_history.redriven_at is 'When the dead job was brought back.';
+comment on column almanac.job_history.created_at is 'As in job.';
+comment on column almanac.job_history.created_by is 'As in job.';
+comment on column almanac.job_history.finished_at is 'When this life ended.';
+
+create table almanac.attempt (
+    queue       text not null,
+    job_id      bigint not null,
+    attempt     integer not null,
+    lease_token bigint not null,
+    worker      text not null,
+    claimed_at  timestamptz not null,
+    finished_at timestamptz not null,
+    outcome     text not null,
+    error       text,
+    constraint attempt_pkey primary key (queue, job_id, lease_token, finished_at),
+    constraint attempt_outcome_is_known check (outcome in ('failed', 'lost', 'released', 'cancelled'))
+) partition by range (finished_at);
+create table almanac.attempt_default partition of almanac.attempt default;
+
+comment on table almanac.attempt is 'Attempts that ended other than well. A completed one is described by its row in job_history.';
+comment on table almanac.attempt_default is 'Catches rows of days that have no partition yet; the housekeeper moves them.';
+comment on column almanac.attempt.queue is 'The queue.';
+comment on column almanac.attempt.job_id is 'The job.';
+comment on column almanac.attempt.attempt is 'Its number within that life of the job.';
+comment on column almanac.attempt.lease_token is 'The token of the claim; the attempt_key is made from it.';
+comment on column almanac.attempt.worker is 'Who held the lease.';
+comment on column almanac.attempt.claimed_at is 'When it was claimed.';
+comment on column almanac.attempt.finished_at is 'When it ended.';
+comment on column almanac.attempt.outcome is 'failed, lost, released or cancelled.';
+comment on column almanac.attempt.error is 'What went wrong.';

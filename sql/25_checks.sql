@@ -1,0 +1,43 @@
+-- 25 _check_name: names are any text that can be read, quotes, unicode and percent signs included.
+create or replace function almanac._check_name(what text, name text, max_length integer)
+    returns void
+    language plpgsql immutable set search_path = ''
+as $$
+begin
+    if _check_name.name is null then
+        raise exception using errcode = '22004',
+            message = format('%s must not be null', _check_name.what),
+            hint    = format('Give %s a name of 1 to %s characters.', _check_name.what, _check_name.max_length);
+    end if;
+    if _check_name.name !~ '\S' or length(_check_name.name) > _check_name.max_length then
+        raise exception using errcode = '22023',
+            message = format('%s must have 1 to %s characters, not all blank', _check_name.what, _check_name.max_length),
+            detail  = format('It has %s: %s', length(_check_name.name), left(_check_name.name, 50)),
+            hint    = 'Choose a shorter name, or one with something to read in it.';
+    end if;
+end;
+$$;
+comment on function almanac._check_name(text, text, integer) is 'Raises unless the name is readable and short enough.';
+
+-- 25 _check_payload: an object or an array, within the queue's size.
+create or replace function almanac._check_payload(payload jsonb, max_bytes integer)
+    returns void
+    language plpgsql immutable set search_path = ''
+as $$
+begin
+    if _check_payload.payload is null or jsonb_typeof(_check_payload.payload) not in ('object', 'array') then
+        raise exception using errcode = 'PA005',
+            message = 'a payload must be a JSON object or array',
+            detail  = format('It is %s.', coalesce('a JSON ' || jsonb_typeof(_check_payload.payload), 'null')),
+            hint    = 'Wrap the value, as in {"value": ...}; leave payload out for an empty object.';
+    end if;
+    if pg_column_size(_check_payload.payload) > _check_payload.max_bytes then
+        raise exception using errcode = 'PA005',
+            message = format('payload of %s bytes is too large', pg_column_size(_check_payload.payload)),
+            detail  = format('This queue takes up to %s bytes.', _check_payload.max_bytes),
+            hint    = 'Store the data elsewhere and pass a reference, or raise the limit with '
+                      'put_queue(queue => ..., max_payload_bytes => ...).';
+    end if;
+end;
+$$;
+comment on function almanac._check_payload(jsonb, integer) is 'Raises PA005 unless the payload can be taken.';

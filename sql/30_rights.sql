@@ -1,0 +1,142 @@
+-- 30 _audit: writes down what somebody did.
+-- Writes: audit. Calls: clock, _caller.
+create or replace function almanac._audit(
+    action text, queue text, subject text, reason text, before jsonb, after jsonb)
+    returns void
+    language sql volatile set search_path = ''
+as $$
+    insert into almanac.audit (at, actor, action, queue, subject, reason, before, after)
+    values (almanac.clock(), almanac._caller(), _audit.action, _audit.queue, _audit.subject, _audit.reason,
+            _audit.before, _audit.after);
+$$;
+comment on function almanac._audit(text, text, text, text, jsonb, jsonb) is 'Adds a row to the audit log.';
+
+-- 30 _authorize: on a restricted queue the caller needs one of the given rights, whatever else it holds.
+-- Reads: queue_grant. Calls: _caller.
+create or replace function almanac._authorize(queue text, variadic rights text[])
+    returns void
+    language plpgsql stable set search_path = ''
+as $$
+begin
+    if exists (
+        select from almanac.queue_grant
+         where queue_grant.queue = _authorize.queue and queue_grant.may = any (_authorize.rights)
+           -- A role that was dropped since is nobody's.
+           and to_regrole(quote_ident(queue_grant.role)) is not null
+           and pg_has_role(almanac._caller(), queue_grant.role, 'member')
+    ) then
+        return;
+    end if;
+    raise exception using errcode = 'PA004',
+        message = format('role %s may not %s queue %s', almanac._caller(),
+                         array_to_string(_authorize.rights, ' or '), _authorize.queue),
+        detail  = 'The queue is restricted to the roles it was granted to.',
+        hint    = format('An admin can allow it: select almanac.grant_queue(%L, %L, %L);',
+                         _authorize.queue, almanac._caller(), _authorize.rights[1]);
+end;
+$$;
+comment on function almanac._authorize(text, text[]) is 'Raises PA004 unless the caller holds one of the rights on a restricted queue.';
+
+-- 30 _open_queue: every function that acts on a queue starts here: it exists, and the caller may act on it.
+-- Reads: queue. Calls: _authorize.
+create or replace function almanac._open_queue(queue text, variadic rights text[])
+    returns almanac.queue
+    language plpgsql stable set search_path = ''
+as $$
+declare
+    v_queue almanac.queue;
+begin
+    select * into v_queue from almanac.queue where queue.queue = _open_queue.queue;
+    if not found then
+        raise exception using errcode = 'PA001',
+            message = format('queue %s does not exist', coalesce(quote_literal(_open_queue.queue), 'null')),
+            detail  = 'Queues are made before they are used, so that a typing error does not become one.',
+            hint    = format('Make it: select almanac.put_queue(%L);', coalesce(_open_queue.queue, 'name'));
+    end if;
+    if v_queue.restricted_at is not null then
+        perform almanac._authorize(_open_queue.queue, variadic _open_queue.rights);
+    end if;
+    return v_queue;
+end;
+$$;
+comment on function almanac._open_queue(text, text[]) is 'The queue''s row; raises PA001 if there is none and PA004 without the right.';
+
+-- 30 grant_queue: from the first grant on, a queue is closed to everybody who was not granted a right.
+-- Reads: queue, queue_grant. Writes: queue, queue_grant. Calls: clock, _caller, _audit.
+create or replace function almanac.grant_queue(queue text, role text, may text)
+    returns void
+    language plpgsql volatile security definer set search_path = ''
+as $$
+begin
+    if to_regrole(quote_ident(grant_queue.role)) is null then
+        raise exception using errcode = '42704',
+            message = format('role %s does not exist', coalesce(quote_literal(grant_queue.role), 'null')),
+            hint    = format('Create it first: create role %I;', coalesce(grant_queue.role, 'name'));
+    end if;
+    if grant_queue.may is null or grant_queue.may not in ('produce', 'work', 'operate') then
+        raise exception using errcode = '22023',
+            message = format('right %s is not known', coalesce(quote_literal(grant_queue.may), 'null')),
+            hint    = 'Use produce, work or operate.';
+    end if;
+    update almanac.queue set restricted_at = coalesce(queue.restricted_at, almanac.clock())
+     where queue.queue = grant_queue.queue;
+    if not found then
+        raise exception using errcode = 'PA001',
+            message = format('queue %s does not exist', coalesce(quote_literal(grant_queue.queue), 'null')),
+            hint    = format('Make it: select almanac.put_queue(%L);', coalesce(grant_queue.queue, 'name'));
+    end if;
+    insert into almanac.queue_grant (queue, role, may, granted_at, granted_by)
+    values (grant_queue.queue, grant_queue.role, grant_queue.may, almanac.clock(), almanac._caller())
+    on conflict on constraint queue_grant_pkey do nothing;
+    if found then
+        perform almanac._audit('grant_queue', grant_queue.queue, grant_queue.role, null, null,
+                               jsonb_build_object('may', grant_queue.may));
+    end if;
+end;
+$$;
+comment on function almanac.grant_queue(text, text, text) is
+    'Let a role produce, work or operate on a queue; from the first grant on nobody else may.';
+
+-- 30 revoke_queue: takes a right back. The queue stays restricted until open_queue.
+-- Reads: queue_grant. Writes: queue_grant. Calls: _audit.
+create or replace function almanac.revoke_queue(queue text, role text, may text)
+    returns boolean
+    language plpgsql volatile security definer set search_path = ''
+as $$
+begin
+    delete from almanac.queue_grant
+     where queue_grant.queue = revoke_queue.queue and queue_grant.role = revoke_queue.role
+       and queue_grant.may = revoke_queue.may;
+    if found then
+        perform almanac._audit('revoke_queue', revoke_queue.queue, revoke_queue.role, null,
+                               jsonb_build_object('may', revoke_queue.may), null);
+        return true;
+    end if;
+    return false;
+end;
+$$;
+comment on function almanac.revoke_queue(text, text, text) is
+    'Take a right on a queue back; false if it was not granted. The queue stays restricted.';
+
+-- 30 open_queue: lifts the restriction and forgets the grants.
+-- Reads: queue, queue_grant. Writes: queue, queue_grant. Calls: _audit.
+create or replace function almanac.open_queue(queue text, reason text default null)
+    returns void
+    language plpgsql volatile security definer set search_path = ''
+as $$
+declare
+    v_grants jsonb;
+begin
+    with gone as (
+        delete from almanac.queue_grant where queue_grant.queue = open_queue.queue
+        returning queue_grant.role, queue_grant.may
+    )
+    select jsonb_agg(jsonb_build_object('role', gone.role, 'may', gone.may)) into v_grants from gone;
+    update almanac.queue set restricted_at = null
+     where queue.queue = open_queue.queue and queue.restricted_at is not null;
+    if found then
+        perform almanac._audit('open_queue', open_queue.queue, null, open_queue.reason, v_grants, null);
+    end if;
+end;
+$$;
+comment on function almanac.open_queue(text, text) is 'Lift the restriction of a queue: every role that may call a function may again act on it.';

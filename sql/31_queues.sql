@@ -1,0 +1,208 @@
+-- 31 put_queue: make a queue, or change what is given and leave the rest. Null means "as it is"; a limit is lifted
+-- by naming it in unset, because null cannot say both.
+-- Reads: queue. Writes: queue, queue_bucket, job. Calls: clock, _caller, _check_name, _authorize, _audit.
+create or replace function almanac.put_queue(
+    queue text,
+    lease interval default null,
+    max_attempts integer default null,
+    base_delay interval default null,
+    max_delay interval default null,
+    jitter double precision default null,
+    retention interval default null,
+    max_running integer default null,
+    max_running_per_key integer default null,
+    rate_limit integer default null,
+    rate_interval interval default null,
+    max_payload_bytes integer default null,
+    unset text[] default '{}')
+    returns almanac.queue
+    language plpgsql volatile security definer set search_path = ''
+as $$
+declare
+    v_now    timestamptz := almanac.clock();
+    v_before almanac.queue;
+    v_after  almanac.queue;
+begin
+    perform almanac._check_name('a queue', put_queue.queue, 200);
+    if not coalesce(put_queue.unset, '{}') <@ array['max_running', 'rate_limit'] then
+        raise exception using errcode = '22023',
+            message = format('cannot unset %s', put_queue.unset),
+            hint    = 'Only max_running and rate_limit can be lifted; everything else has a value.';
+    end if;
+    insert into almanac.queue (queue, created_at, created_by)
+    values (put_queue.queue, v_now, almanac._caller())
+    on conflict on constraint queue_pkey do nothing;
+    if found then
+        v_before := null;
+    else
+        select * into v_before from almanac.queue where queue.queue = put_queue.queue for update;
+        if v_before.restricted_at is not null then
+            perform almanac._authorize(put_queue.queue, 'operate');
+        end if;
+    end if;
+    update almanac.queue
+       set lease = coalesce(put_queue.lease, queue.lease),
+           max_attempts = coalesce(put_queue.max_attempts, queue.max_attempts),
+           base_delay = coalesce(put_queue.base_delay, queue.base_delay),
+           max_delay = coalesce(put_queue.max_delay, queue.max_delay),
+           jitter = coalesce(put_queue.jitter, queue.jitter),
+           retention = coalesce(put_queue.retention, queue.retention),
+           max_running = case when 'max_running' = any (put_queue.unset) then null
+                              else coalesce(put_queue.max_running, queue.max_running) end,
+           max_running_per_key = coalesce(put_queue.max_running_per_key, queue.max_running_per_key),
+           rate_limit = case when 'rate_limit' = any (put_queue.unset) then null
+                             else coalesce(put_queue.rate_limit, queue.rate_limit) end,
+           rate_interval = case when 'rate_limit' = any (put_queue.unset) then null
+                                else coalesce(put_queue.rate_interval, queue.rate_interval) end,
+           max_payload_bytes = coalesce(put_queue.max_payload_bytes, queue.max_payload_bytes)
+     where queue.queue = put_queue.queue
+    returning * into v_after;
+    if v_after.rate_limit is distinct from v_before.rate_limit
+       or v_after.rate_interval is distinct from v_before.rate_interval then
+        delete from almanac.queue_bucket where queue_bucket.queue = put_queue.queue;
+        if v_after.rate_limit is not null then
+            insert into almanac.queue_bucket (queue, tokens, refilled_at)
+            values (put_queue.queue, v_after.rate_limit, v_now);
+        end if;
+    end if;
+    if v_after.max_running_per_key > v_before.max_running_per_key then
+        update almanac.job set parked_at = null
+         where job.queue = put_queue.queue and job.parked_at is not null;
+    end if;
+    if v_after is distinct from v_before then
+        perform almanac._audit('put_queue', put_queue.queue, null, null, to_jsonb(v_before), to_jsonb(v_after));
+    end if;
+    return v_after;
+exception
+    when check_violation then
+        raise exception using errcode = '22023',
+            message = format('queue %s cannot be set so', put_queue.queue),
+            detail  = sqlerrm,
+            hint    = 'See the constraint''s name for what must hold, and sql/README.md for the ranges.';
+end;
+$$;
+comment on function almanac.put_queue(text, interval, integer, interval, interval, double precision, interval, integer,
+    integer, integer, interval, integer, text[]) is
+    'Make a queue or change the given settings of it; unset => array[''max_running'', ''rate_limit''] lifts a limit.';
+
+-- 31 pause_queue: nothing is claimed from the queue until it is resumed or the time has come. What runs goes on.
+-- Writes: queue. Calls: clock, _caller, _open_queue, _audit.
+create or replace function almanac.pause_queue(queue text, reason text default null, until timestamptz default null)
+    returns void
+    language plpgsql volatile security definer set search_path = ''
+as $$
+declare
+    v_now   timestamptz := almanac.clock();
+    v_queue almanac.queue := almanac._open_queue(pause_queue.queue, 'operate');
+begin
+    if pause_queue.until <= v_now then
+        raise exception using errcode = '22023',
+            message = 'until lies in the past',
+            detail  = format('It is %s, and now is %s.', pause_queue.until, v_now),
+            hint    = 'Leave until out to pause without an end.';
+    end if;
+    update almanac.queue
+       set paused_at = v_now, paused_by = almanac._caller(),
+           pause_reason = pause_queue.reason, paused_until = pause_queue.until
+     where queue.queue = pause_queue.queue;
+    perform almanac._audit('pause_queue', pause_queue.queue, null, pause_queue.reason,
+        jsonb_build_object('paused_at', v_queue.paused_at, 'paused_until', v_queue.paused_until),
+        jsonb_build_object('paused_at', v_now, 'paused_until', pause_queue.until));
+end;
+$$;
+comment on function almanac.pause_queue(text, text, timestamptz) is 'Stop claims from a queue; running jobs go on.';
+
+-- 31 _ring: wakes workers that sleep past the time a job is due. Every NOTIFY takes a database-wide lock at commit, so
+-- nothing is sent when nobody sleeps; a bell that is lost costs the sleeper's polling interval.
+-- Reads: sleeper.
+create or replace function almanac._ring(queue text, due_at timestamptz)
+    returns void
+    language plpgsql volatile set search_path = ''
+as $$
+begin
+    if exists (select from almanac.sleeper
+                where sleeper.queue = _ring.queue and sleeper.sleeps_until > _ring.due_at) then
+        perform pg_notify('almanac', _ring.queue);
+    end if;
+end;
+$$;
+comment on function almanac._ring(text, timestamptz) is 'Notify channel almanac if a worker sleeps past due_at.';
+
+-- 31 resume_queue: claims go on.
+-- Writes: queue. Calls: clock, _open_queue, _audit, _ring.
+create or replace function almanac.resume_queue(queue text, reason text default null)
+    returns void
+    language plpgsql volatile security definer set search_path = ''
+as $$
+declare
+    v_queue almanac.queue := almanac._open_queue(resume_queue.queue, 'operate');
+begin
+    if v_queue.paused_at is null then
+        return;
+    end if;
+    update almanac.queue
+       set paused_at = null, paused_by = null, pause_reason = null, paused_until = null
+     where queue.queue = resume_queue.queue;
+    perform almanac._audit('resume_queue', resume_queue.queue, null, resume_queue.reason,
+        jsonb_build_object('paused_at', v_queue.paused_at, 'paused_until', v_queue.paused_until), null);
+    perform almanac._ring(resume_queue.queue, almanac.clock());
+end;
+$$;
+comment on function almanac.resume_queue(text, text) is 'End the pause of a queue.';
+
+-- 31 put_job_type: what differs for one type. Declared by clients at start-up, so saying the same again does nothing.
+-- Reads: job_type. Writes: job_type. Calls: clock, _caller, _check_name, _open_queue, _audit.
+create or replace function almanac.put_job_type(
+    queue text,
+    job_type text,
+    lease interval default null,
+    max_attempts integer default null,
+    base_delay interval default null,
+    max_delay interval default null,
+    jitter double precision default null,
+    schema jsonb default null,
+    description text default null)
+    returns void
+    language plpgsql volatile security definer set search_path = ''
+as $$
+declare
+    v_before almanac.job_type;
+    v_after  almanac.job_type;
+begin
+    perform almanac._open_queue(put_job_type.queue, 'work', 'operate');
+    perform almanac._check_name('a job type', put_job_type.job_type, 200);
+    select * into v_before from almanac.job_type
+     where job_type.queue = put_job_type.queue and job_type.job_type = put_job_type.job_type;
+    insert into almanac.job_type (queue, job_type, lease, max_attempts, base_delay, max_delay, jitter, schema,
+                                  description, changed_at, changed_by)
+    values (put_job_type.queue, put_job_type.job_type, put_job_type.lease, put_job_type.max_attempts,
+            put_job_type.base_delay, put_job_type.max_delay, put_job_type.jitter, put_job_type.schema,
+            put_job_type.description, almanac.clock(), almanac._caller())
+    on conflict on constraint job_type_pkey do update
+       set lease = excluded.lease, max_attempts = excluded.max_attempts, base_delay = excluded.base_delay,
+           max_delay = excluded.max_delay, jitter = excluded.jitter, schema = excluded.schema,
+           description = excluded.description, changed_at = excluded.changed_at, changed_by = excluded.changed_by
+     where (job_type.lease, job_type.max_attempts, job_type.base_delay, job_type.max_delay, job_type.jitter,
+            job_type.schema, job_type.description)
+           is distinct from (excluded.lease, excluded.max_attempts, excluded.base_delay, excluded.max_delay,
+                             excluded.jitter, excluded.schema, excluded.description)
+    returning * into v_after;
+    if found then
+        perform almanac._audit('put_job_type', put_job_type.queue, put_job_type.job_type, null,
+                               to_jsonb(v_before), to_jsonb(v_after));
+    end if;
+exception
+    when check_violation then
+        raise exception using errcode = '22023',
+            message = format('job type %s cannot be set so', put_job_type.job_type),
+            detail  = sqlerrm,
+            hint    = 'See the constraint''s name for what must hold, and sql/README.md for the ranges.';
+end;
+$$;
+comment on function almanac.put_job_type(text, text, interval, integer, interval, interval, double precision, jsonb, text) is
+    'Say what differs for one type of job in a queue; declaring the same again changes nothing.';
+
+-- The queue for those who need only one.
+insert into almanac.queue (queue, created_at, created_by)
+values ('default', almanac.clock(), almanac._caller())
+on conflict on constraint queue_pkey do nothing;

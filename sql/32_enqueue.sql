@@ -1,0 +1,255 @@
+-- 32 _take_dedup_keys: takes the given keys for the given jobs and returns the positions that got theirs. A key is
+-- free when nobody holds it, when its window has passed, or when the job behind it is gone. The primary key of dedup
+-- decides, not a look-up: of two sessions that want one key, the second waits for the first and then sees it taken.
+-- Reads: job, job_history. Writes: dedup. Calls: clock.
+create or replace function almanac._take_dedup_keys(
+    queue text, dedup_keys text[], job_ids bigint[], held_until timestamptz)
+    returns bigint[]
+    language plpgsql volatile set search_path = '' set enable_seqscan = off
+as $$
+declare
+    v_now   timestamptz := almanac.clock();
+    v_taken bigint[];
+begin
+    -- Sorted, so that two batches with keys in common wait for each other instead of deadlocking.
+    with wanted as (
+        select distinct on (k.dedup_key) k.dedup_key, k.job_id
+          from unnest(_take_dedup_keys.dedup_keys, _take_dedup_keys.job_ids) as k (dedup_key, job_id)
+         order by k.dedup_key, k.job_id
+    ), taken as (
+        insert into almanac.dedup as d (queue, dedup_key, job_id, held_until)
+        select _take_dedup_keys.queue, wanted.dedup_key, wanted.job_id, _take_dedup_keys.held_until
+          from wanted
+         order by wanted.dedup_key
+        on conflict on constraint dedup_pkey do update
+           set job_id = excluded.job_id, held_until = excluded.held_until
+         where d.held_until <= v_now
+            or (not exists (select from almanac.job where job.queue = d.queue and job.id = d.job_id)
+                and (d.held_until is null
+                     or not exists (select from almanac.job_history
+                                     where job_history.queue = d.queue and job_history.id = d.job_id)))
+        returning d.job_id
+    )
+    select coalesce(array_agg(taken.job_id), '{}') into v_taken from taken;
+    return v_taken;
+end;
+$$;
+comment on function almanac._take_dedup_keys(text, text[], bigint[], timestamptz) is
+    'Take dedup keys for jobs about to be made; returns the ids of the jobs that got theirs.';
+
+-- 32 _learn: a queue remembers the priorities used in it, and whether keys are: claims look only at what exists.
+-- Writes: queue. Calls: clock.
+create or replace function almanac._learn(queue almanac.queue, priority smallint, keyed boolean)
+    returns void
+    language plpgsql volatile set search_path = ''
+as $$
+begin
+    if _learn.priority <> all ((_learn.queue).priorities) or (_learn.keyed and (_learn.queue).keyed_at is null) then
+        update almanac.queue as q
+           set priorities = (select array_agg(p.priority order by p.priority desc)
+                               from (select unnest(q.priorities) as priority union select _learn.priority) p),
+               keyed_at = case when _learn.keyed then coalesce(q.keyed_at, almanac.clock()) else q.keyed_at end
+         where q.queue = (_learn.queue).queue;
+    end if;
+end;
+$$;
+comment on function almanac._learn(almanac.queue, smallint, boolean) is
+    'Note a priority or the use of concurrency keys the first time it occurs in a queue.';
+
+-- 32 _check_enqueue: what must hold for a job before it is made, said in words rather than by a constraint's name.
+-- Calls: _check_name.
+create or replace function almanac._check_enqueue(
+    job_type text, due_at timestamptz, priority integer, dedup_for interval, max_attempts integer,
+    base_delay interval, max_delay interval)
+    returns void
+    language plpgsql immutable set search_path = ''
+as $$
+declare
+    v_wrong text;
+begin
+    if _check_enqueue.job_type is null or _check_enqueue.job_type !~ '\S' or length(_check_enqueue.job_type) > 200 then
+        perform almanac._check_name('a job type', _check_enqueue.job_type, 200);
+    end if;
+    v_wrong := case
+        when not isfinite(_check_enqueue.due_at) then 'due_at must be a finite time'
+        when _check_enqueue.priority is null or _check_enqueue.priority not between -32768 and 32767
+            then 'priority must be between -32768 and 32767'
+        when _check_enqueue.dedup_for <= interval '0' then 'dedup_for must be positive'
+        when _check_enqueue.max_attempts not between 1 and 1000000 then 'max_attempts must be between 1 and 1000000'
+        when _check_enqueue.base_delay not between interval '0' and interval '3650 days'
+            then 'base_delay must be between 0 and 3650 days'
+        when _check_enqueue.max_delay not between interval '0' and interval '3650 days'
+            then 'max_delay must be between 0 and 3650 days'
+    end;
+    if v_wrong is not null then
+        raise exception using errcode = '22023', message = v_wrong,
+            detail = format('The job of type %s was not enqueued.', _check_enqueue.job_type),
+            hint   = 'Correct the argument and call again; leave it out for the default.';
+    end if;
+end;
+$$;
+comment on function almanac._check_enqueue(text, timestamptz, integer, interval, integer, interval, interval) is
+    'Raises unless a job with these settings can be made.';
+
+-- 32 enqueue: (nothing) -> scheduled, in the caller's transaction: if that rolls back there is no job.
+-- Reads: job_type, dedup. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload,
+-- _open_queue, _take_dedup_keys, _learn, _ring.
+create or replace function almanac.enqueue(
+    queue text,
+    job_type text,
+    payload jsonb default '{}',
+    due_at timestamptz default null,
+    priority integer default 0,
+    dedup_key text default null,
+    dedup_for interval default null,
+    concurrency_key text default null,
+    idempotency_key text default null,
+    max_attempts integer default null,
+    base_delay interval default null,
+    max_delay interval default null,
+    headers jsonb default null)
+    returns almanac.enqueued_job
+    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+as $$
+declare
+    v_now    timestamptz := almanac.clock();
+    v_due_at timestamptz := coalesce(enqueue.due_at, v_now);
+    v_queue  almanac.queue := almanac._open_queue(enqueue.queue, 'produce');
+    v_type   almanac.job_type;
+    v_id     bigint := nextval('almanac.job_id_seq');
+    v_holder bigint;
+begin
+    perform almanac._check_enqueue(enqueue.job_type, v_due_at, enqueue.priority, enqueue.dedup_for,
+                                   enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay);
+    perform almanac._check_payload(enqueue.payload, v_queue.max_payload_bytes);
+    if enqueue.dedup_key is not null then
+        perform almanac._check_name('a dedup_key', enqueue.dedup_key, 1000);
+        loop
+            exit when v_id = any (almanac._take_dedup_keys(
+                enqueue.queue, array[enqueue.dedup_key], array[v_id], v_now + enqueue.dedup_for));
+            select dedup.job_id into v_holder from almanac.dedup
+             where dedup.queue = enqueue.queue and dedup.dedup_key = enqueue.dedup_key;
+            if found then
+                return row (enqueue.queue, v_holder, false)::almanac.enqueued_job;
+            end if;
+            -- The holder finished between the two statements: the key is free, try again.
+        end loop;
+    end if;
+    select * into v_type from almanac.job_type
+     where job_type.queue = enqueue.queue and job_type.job_type = enqueue.job_type;
+    insert into almanac.job (queue, id, job_type, priority, due_at, payload, max_attempts, base_delay, max_delay, lease,
+                             dedup_key, concurrency_key, idempotency_key, headers, created_at, created_by)
+    values (enqueue.queue, v_id, enqueue.job_type, enqueue.priority, v_due_at, enqueue.payload,
+            coalesce(enqueue.max_attempts, v_type.max_attempts, v_queue.max_attempts), enqueue.base_delay,
+            enqueue.max_delay, v_type.lease, enqueue.dedup_key, enqueue.concurrency_key, enqueue.idempotency_key,
+            enqueue.headers, v_now, almanac._caller());
+    perform almanac._learn(v_queue, enqueue.priority::smallint, enqueue.concurrency_key is not null);
+    if v_due_at < v_now then
+        perform nextval('almanac.backdated_job_seq');
+    end if;
+    perform almanac._ring(enqueue.queue, v_due_at);
+    return row (enqueue.queue, v_id, true)::almanac.enqueued_job;
+end;
+$$;
+comment on function almanac.enqueue(text, text, jsonb, timestamptz, integer, text, interval, text, text, integer,
+    interval, interval, jsonb) is
+    'Make a job in the caller''s transaction; with a dedup_key that is taken, name the job that has it instead.';
+
+-- 32 enqueue_many: as enqueue, for many payloads in one statement. Arrays run in parallel with payloads.
+-- Reads: job_type, dedup. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload, _open_queue,
+-- _take_dedup_keys, _learn, _ring.
+create or replace function almanac.enqueue_many(
+    queue text,
+    job_type text,
+    payloads jsonb[],
+    due_at timestamptz default null,
+    priority integer default 0,
+    dedup_keys text[] default null,
+    dedup_for interval default null,
+    concurrency_keys text[] default null,
+    idempotency_keys text[] default null,
+    max_attempts integer default null,
+    base_delay interval default null,
+    max_delay interval default null,
+    headers jsonb default null)
+    returns setof almanac.enqueued_job
+    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+as $$
+declare
+    v_now    timestamptz := almanac.clock();
+    v_due_at timestamptz := coalesce(enqueue_many.due_at, v_now);
+    v_queue  almanac.queue := almanac._open_queue(enqueue_many.queue, 'produce');
+    v_type   almanac.job_type;
+    v_bad    jsonb;
+    v_key    text;
+    v_ids    bigint[];
+    v_taken  bigint[];
+begin
+    perform almanac._check_enqueue(enqueue_many.job_type, v_due_at, enqueue_many.priority,
+                                   enqueue_many.dedup_for, enqueue_many.max_attempts, enqueue_many.base_delay,
+                                   enqueue_many.max_delay);
+    if enqueue_many.payloads is null
+       or cardinality(enqueue_many.dedup_keys) <> cardinality(enqueue_many.payloads)
+       or cardinality(enqueue_many.concurrency_keys) <> cardinality(enqueue_many.payloads)
+       or cardinality(enqueue_many.idempotency_keys) <> cardinality(enqueue_many.payloads) then
+        raise exception using errcode = '22023',
+            message = 'payloads and the arrays of keys must have the same length',
+            detail  = format('payloads %s, dedup_keys %s, concurrency_keys %s, idempotency_keys %s.',
+                             cardinality(enqueue_many.payloads), cardinality(enqueue_many.dedup_keys),
+                             cardinality(enqueue_many.concurrency_keys), cardinality(enqueue_many.idempotency_keys)),
+            hint    = 'Put null into an array of keys for a job that has none.';
+    end if;
+    select p.payload into v_bad from unnest(enqueue_many.payloads) as p (payload)
+     where p.payload is null or jsonb_typeof(p.payload) not in ('object', 'array')
+        or pg_column_size(p.payload) > v_queue.max_payload_bytes
+     limit 1;
+    if found then
+        perform almanac._check_payload(v_bad, v_queue.max_payload_bytes);
+    end if;
+    v_ids := array(select nextval('almanac.job_id_seq') from generate_subscripts(enqueue_many.payloads, 1));
+    if enqueue_many.dedup_keys is not null then
+        select k.dedup_key into v_key from unnest(enqueue_many.dedup_keys) as k (dedup_key)
+         where k.dedup_key !~ '\S' or length(k.dedup_key) > 1000
+         limit 1;
+        if found then
+            perform almanac._check_name('a dedup_key', v_key, 1000);
+        end if;
+        select almanac._take_dedup_keys(enqueue_many.queue, array_agg(k.dedup_key), array_agg(k.job_id),
+                                        v_now + enqueue_many.dedup_for)
+          into v_taken
+          from unnest(enqueue_many.dedup_keys, v_ids) as k (dedup_key, job_id)
+         where k.dedup_key is not null;
+    end if;
+    select * into v_type from almanac.job_type
+     where job_type.queue = enqueue_many.queue and job_type.job_type = enqueue_many.job_type;
+    insert into almanac.job (queue, id, job_type, priority, due_at, payload, max_attempts, base_delay, max_delay, lease,
+                             dedup_key, concurrency_key, idempotency_key, headers, created_at, created_by)
+    select enqueue_many.queue, p.id, enqueue_many.job_type, enqueue_many.priority, v_due_at, p.payload,
+           coalesce(enqueue_many.max_attempts, v_type.max_attempts, v_queue.max_attempts), enqueue_many.base_delay,
+           enqueue_many.max_delay, v_type.lease, p.dedup_key, p.concurrency_key, p.idempotency_key,
+           enqueue_many.headers, v_now, almanac._caller()
+      from unnest(v_ids, enqueue_many.payloads, enqueue_many.dedup_keys, enqueue_many.concurrency_keys,
+                  enqueue_many.idempotency_keys)
+           as p (id, payload, dedup_key, concurrency_key, idempotency_key)
+     where p.dedup_key is null or p.id = any (v_taken);
+    perform almanac._learn(v_queue, enqueue_many.priority::smallint,
+                           enqueue_many.concurrency_keys is not null
+                           and array_remove(enqueue_many.concurrency_keys, null) <> '{}');
+    if v_due_at < v_now then
+        perform nextval('almanac.backdated_job_seq');
+    end if;
+    perform almanac._ring(enqueue_many.queue, v_due_at);
+    if enqueue_many.dedup_keys is null then
+        return query select enqueue_many.queue, p.id, true from unnest(v_ids) as p (id);
+    else
+        return query
+            select enqueue_many.queue, coalesce(dedup.job_id, p.id), dedup.job_id is null or dedup.job_id = p.id
+              from unnest(v_ids, enqueue_many.dedup_keys) with ordinality as p (id, dedup_key, n)
+              left join almanac.dedup on dedup.queue = enqueue_many.queue and dedup.dedup_key = p.dedup_key
+             order by p.n;
+    end if;
+end;
+$$;
+comment on function almanac.enqueue_many(text, text, jsonb[], timestamptz, integer, text[], interval, text[], text[],
+    integer, interval, interval, jsonb) is
+    'Make many jobs of one type in one statement; answers in the order of payloads.';

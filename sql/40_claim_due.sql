@@ -1,0 +1,281 @@
+-- 40 _pick_due: locks the due jobs of a queue, highest priority first, then oldest due, and remembers where it stopped.
+-- An old snapshot somewhere keeps the entries of claimed jobs alive at the head of the index, and a scan from the start
+-- would pass over all of them every time. So a session goes on from the exact position it reached and looks back to the
+-- start when something became claimable behind it (backdated_job_seq), when it found too little, and every second, for
+-- commits that came late. Looking back takes at most a twentieth of the time, however long it has become.
+-- Reads: job, backdated_job_seq. Calls: clock.
+create or replace function almanac._pick_due(queue almanac.queue, batch_size integer, job_types text[])
+    returns tid[]
+    language plpgsql volatile
+    set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set datestyle = 'ISO, YMD'
+as $$
+declare
+    v_now       timestamptz := almanac.clock();
+    -- What was passed over depends on job_types, so each choice of them has a memory of its own.
+    v_setting   text := 'almanac.claimed_' || to_hex(hashtextextended(
+                            (_pick_due.queue).queue || coalesce(_pick_due.job_types::text, ''), 0));
+    v_memory    almanac.claim_memory := nullif(current_setting(v_setting, true), '')::almanac.claim_memory;
+    v_backdated bigint := (select backdated_job_seq.last_value from almanac.backdated_job_seq);
+    v_look_back boolean;
+    v_level     integer;
+    v_jobs      tid[];
+    v_found     tid[];
+    v_due_at    timestamptz;
+    v_id        bigint;
+begin
+    v_look_back := v_memory.queue is distinct from (_pick_due.queue).queue
+        or v_memory.priorities <> (_pick_due.queue).priorities
+        or v_memory.backdated <> v_backdated
+        or v_now < v_memory.looked_back_at
+        or v_now >= v_memory.looked_back_at + greatest(interval '1 second', 20 * v_memory.look_back_cost);
+    loop
+        v_jobs := '{}';
+        if v_look_back then
+            v_memory.queue := (_pick_due.queue).queue;
+            v_memory.priorities := (_pick_due.queue).priorities;
+            v_memory.due_at := array_fill('-infinity'::timestamptz, array[cardinality(v_memory.priorities)]);
+            v_memory.id := array_fill(0::bigint, array[cardinality(v_memory.priorities)]);
+            v_memory.backdated := v_backdated;
+            v_memory.looked_back_at := v_now;
+        end if;
+        for v_level in 1 .. cardinality(v_memory.priorities) loop
+            select array_agg(due.ctid), (array_agg(due.due_at))[count(*)], (array_agg(due.id))[count(*)]
+              into v_found, v_due_at, v_id
+              from (select job.ctid, job.due_at, job.id
+                      from almanac.job
+                     where job.queue = (_pick_due.queue).queue
+                       and job.state in ('scheduled', 'retrying') and job.parked_at is null
+                       and job.priority = v_memory.priorities[v_level]
+                       and job.due_at <= v_now
+                       and job.concurrency_key is null
+                       and (_pick_due.job_types is null or job.job_type = any (_pick_due.job_types))
+                       and (job.due_at, job.id) > (v_memory.due_at[v_level], v_memory.id[v_level])
+                     order by job.due_at, job.id
+                     limit _pick_due.batch_size - cardinality(v_jobs)
+                       for update skip locked) due;
+            if v_id is not null then
+                v_jobs := v_jobs || v_found;
+                v_memory.due_at[v_level] := v_due_at;
+                v_memory.id[v_level] := v_id;
+                exit when cardinality(v_jobs) >= _pick_due.batch_size;
+            end if;
+        end loop;
+        if v_look_back then
+            v_memory.look_back_cost := greatest(almanac.clock() - v_now, interval '0');
+        end if;
+        exit when v_look_back or cardinality(v_jobs) >= _pick_due.batch_size
+            or v_now < v_memory.looked_back_at + 20 * v_memory.look_back_cost;
+        v_look_back := true;
+    end loop;
+    perform set_config(v_setting, v_memory::text, false);
+    return v_jobs;
+end;
+$$;
+comment on function almanac._pick_due(almanac.queue, integer, text[]) is
+    'Lock due jobs of an unlimited queue in claim order, going on from where this session stopped.';
+
+-- 40 _park: sets jobs aside whose concurrency_key is busy: they leave the claim index until the key is free, so that
+-- those behind them are neither held up nor searched for behind them again. Whoever holds the key is share-locked
+-- meanwhile: it cannot let go of the key before the parked job can be seen. A holder that is just letting go is not
+-- waited for; its key's jobs stay where they are and the next claim decides.
+-- Reads: job. Writes: job.
+create or replace function almanac._park(queue text, jobs tid[], keys_taken text[], parked_at timestamptz)
+    returns void
+    language plpgsql volatile set search_path = '' set enable_seqscan = off
+as $$
+declare
+    v_keys text[];
+    v_held text[];
+begin
+    select array_agg(distinct job.concurrency_key) into v_keys from almanac.job where job.ctid = any (_park.jobs);
+    with running as materialized (
+        select job.id, job.concurrency_key from almanac.job
+         where job.queue = _park.queue and job.state = 'running' and job.concurrency_key = any (v_keys)
+    ), held as materialized (
+        select job.id from almanac.job
+         where job.queue = _park.queue and job.state = 'running' and job.concurrency_key = any (v_keys)
+           for share skip locked
+    )
+    select array_agg(k.concurrency_key) into v_held
+      from unnest(v_keys) as k (concurrency_key)
+     where (select count(running.id) = count(held.id)
+              from running left join held on held.id = running.id
+             where running.concurrency_key = k.concurrency_key)
+       and (k.concurrency_key = any (_park.keys_taken)
+            or exists (select from held join running on running.id = held.id
+                        where running.concurrency_key = k.concurrency_key));
+    update almanac.job set parked_at = _park.parked_at
+     where job.ctid = any (_park.jobs) and job.concurrency_key = any (v_held);
+end;
+$$;
+comment on function almanac._park(text, tid[], text[], timestamptz) is
+    'Set locked jobs aside until their concurrency_key is free.';
+
+-- 40 _pick_within_limits: as _pick_due, for queues with limits. Claims on such a queue take turns, so that two of them
+-- cannot both use the last free place.
+-- Reads: job, queue_bucket. Writes: queue_bucket. Calls: clock, _park.
+create or replace function almanac._pick_within_limits(queue almanac.queue, batch_size integer, job_types text[])
+    returns tid[]
+    language plpgsql volatile set search_path = '' set enable_seqscan = off
+as $$
+declare
+    v_queue   almanac.queue := _pick_within_limits.queue;
+    v_now     timestamptz;
+    v_room    integer := _pick_within_limits.batch_size;
+    v_tokens  double precision;
+    v_level   integer := 1;
+    v_due_at  timestamptz := '-infinity';
+    v_id      bigint := 0;
+    v_seen    integer;
+    v_jobs    tid[] := '{}';
+    v_keys    text[] := '{}';
+    v_found   tid[];
+    v_found_keys text[];
+    v_busy    tid[];
+    v_passed  integer := 0;
+begin
+    perform pg_advisory_xact_lock(hashtextextended('almanac.claim_due:' || v_queue.queue, 0));
+    v_now := almanac.clock();
+    if v_queue.max_running is not null then
+        select least(v_room, v_queue.max_running - count(*)) into v_room
+          from almanac.job where job.queue = v_queue.queue and job.state = 'running';
+    end if;
+    if v_queue.rate_limit is not null then
+        select least(v_queue.rate_limit,
+                     queue_bucket.tokens
+                     + v_queue.rate_limit * greatest(extract(epoch from v_now - queue_bucket.refilled_at), 0)::float8
+                       / extract(epoch from v_queue.rate_interval)::float8)
+          into v_tokens
+          from almanac.queue_bucket where queue_bucket.queue = v_queue.queue;
+        v_room := least(v_room, floor(v_tokens)::integer);
+    end if;
+    while v_room > cardinality(v_jobs) and v_level <= cardinality(v_queue.priorities) loop
+        -- place: how many of this key would run with this one; those already running, those picked before, and its
+        -- rank in this page.
+        with page as materialized (
+            select job.ctid, job.concurrency_key, job.due_at, job.id
+              from almanac.job
+             where job.queue = v_queue.queue
+               and job.state in ('scheduled', 'retrying') and job.parked_at is null
+               and job.priority = v_queue.priorities[v_level]
+               and job.due_at <= v_now
+               and (job.due_at, job.id) > (v_due_at, v_id)
+               and (_pick_within_limits.job_types is null or job.job_type = any (_pick_within_limits.job_types))
+             order by job.due_at, job.id
+             limit v_room - cardinality(v_jobs)
+               for update skip locked
+        ), placed as (
+            select page.*,
+                   case when page.concurrency_key is null then 0
+                        else row_number() over (partition by page.concurrency_key order by page.due_at, page.id)
+                             + coalesce(mine.picked, 0)
+                             + (select count(*) from almanac.job
+                                 where job.queue = v_queue.queue and job.state = 'running'
+                                   and job.concurrency_key = page.concurrency_key) end as place
+              from page
+              left join (select k.key, count(*) as picked from unnest(v_keys) as k (key) group by k.key) mine
+                     on mine.key = page.concurrency_key
+        )
+        select array_agg(placed.ctid order by placed.due_at, placed.id)
+                   filter (where placed.place <= v_queue.max_running_per_key),
+               array_agg(placed.concurrency_key)
+                   filter (where placed.place between 1 and v_queue.max_running_per_key),
+               array_agg(placed.ctid) filter (where placed.place > v_queue.max_running_per_key),
+               count(*),
+               (array_agg(placed.due_at order by placed.due_at desc, placed.id desc))[1],
+               (array_agg(placed.id order by placed.due_at desc, placed.id desc))[1]
+          into v_found, v_found_keys, v_busy, v_seen, v_due_at, v_id
+          from placed;
+        v_jobs := v_jobs || coalesce(v_found, '{}');
+        v_keys := v_keys || coalesce(v_found_keys, '{}');
+        if v_busy is not null then
+            perform almanac._park(v_queue.queue, v_busy, v_keys, v_now);
+            v_passed := v_passed + cardinality(v_busy);
+            -- What one claim sets aside is bounded; the next one goes on behind it.
+            exit when v_passed > 10 * _pick_within_limits.batch_size + 1000;
+        end if;
+        if v_seen = 0 then
+            v_level := v_level + 1;
+            v_due_at := '-infinity';
+            v_id := 0;
+        end if;
+    end loop;
+    if v_tokens is not null and cardinality(v_jobs) > 0 then
+        update almanac.queue_bucket set tokens = v_tokens - cardinality(v_jobs), refilled_at = v_now
+         where queue_bucket.queue = v_queue.queue;
+    end if;
+    return v_jobs;
+end;
+$$;
+comment on function almanac._pick_within_limits(almanac.queue, integer, text[]) is
+    'Lock due jobs in claim order within max_running, rate_limit and concurrency keys.';
+
+-- 40 claim_due: scheduled or retrying -> running. Consumes an attempt and issues a new, larger lease token.
+-- Writes: job. Calls: clock, _open_queue, _check_name, _pick_due, _pick_within_limits, _next_token, _attempt_key,
+-- _idempotency_key.
+create or replace function almanac.claim_due(
+    queue text,
+    worker text,
+    batch_size integer default 1,
+    lease interval default null,
+    job_types text[] default null)
+    returns setof almanac.claimed_job
+    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+as $$
+declare
+    v_queue almanac.queue := almanac._open_queue(claim_due.queue, 'work');
+    v_now   timestamptz;
+    v_jobs  tid[];
+begin
+    if claim_due.worker is null or claim_due.worker !~ '\S' or length(claim_due.worker) > 200 then
+        perform almanac._check_name('a worker', claim_due.worker, 200);
+    end if;
+    if claim_due.batch_size is null or claim_due.batch_size not between 1 and 10000 then
+        raise exception using errcode = '22023',
+            message = 'batch_size must be between 1 and 10000',
+            detail  = format('It is %s.', coalesce(claim_due.batch_size::text, 'null')),
+            hint    = 'Claim what can be started before the lease ends.';
+    end if;
+    if claim_due.lease not between interval '1 second' and interval '30 days' then
+        raise exception using errcode = '22023',
+            message = 'lease must be between 1 second and 30 days',
+            detail  = format('It is %s.', claim_due.lease),
+            hint    = 'Leave it out to use the lease of the job type or the queue.';
+    end if;
+    if v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > almanac.clock() then
+        return;
+    end if;
+    if v_queue.max_running is null and v_queue.rate_limit is null and v_queue.keyed_at is null then
+        v_jobs := almanac._pick_due(v_queue, claim_due.batch_size, claim_due.job_types);
+    else
+        v_jobs := almanac._pick_within_limits(v_queue, claim_due.batch_size, claim_due.job_types);
+    end if;
+    if v_jobs = '{}' then
+        return;
+    end if;
+    v_now := almanac.clock();
+    -- By ctid of rows just locked: the plan cannot flip with the size of the table.
+    return query
+        with claimed as (
+            update almanac.job
+               set state = 'running',
+                   attempt = job.attempt + 1,
+                   lease_token = almanac._next_token(job.lease_token),
+                   leased_by = claim_due.worker,
+                   claimed_at = v_now,
+                   lease_expires_at = v_now + coalesce(claim_due.lease, job.lease, v_queue.lease)
+             where job.ctid = any (v_jobs)
+            returning job.*
+        )
+        select claimed.queue, claimed.id, claimed.job_type, claimed.payload, claimed.attempt, claimed.max_attempts,
+               claimed.due_at, v_now - claimed.due_at, claimed.lease_token, claimed.lease_expires_at,
+               coalesce(claimed.idempotency_key, almanac._idempotency_key(claimed.queue, claimed.id)),
+               almanac._attempt_key(claimed.id, claimed.attempt, claimed.lease_token),
+               claimed.schedule, claimed.tick_at, claimed.caught_up, claimed.priority, claimed.concurrency_key,
+               claimed.headers, claimed.created_at
+          from claimed
+         order by claimed.priority desc, claimed.due_at, claimed.id;
+end;
+$$;
+comment on function almanac.claim_due(text, text, integer, interval, text[]) is
+    'Lease due jobs of one queue to a worker: highest priority first, then oldest due; never early, never to two.';

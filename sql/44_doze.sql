@@ -1,0 +1,83 @@
+-- 44 doze: a worker says that it is about to sleep, so that enqueue rings. The bell works from the moment this
+-- commits: claim once more after it, and sleep only if that finds nothing.
+-- Reads: job. Writes: sleeper. Calls: clock, _open_queue.
+create or replace function almanac.doze(queue text, worker text, at_most interval default interval '5 seconds')
+    returns timestamptz
+    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+as $$
+declare
+    v_now   timestamptz := almanac.clock();
+    v_queue almanac.queue := almanac._open_queue(doze.queue, 'work');
+    v_next  timestamptz;
+begin
+    insert into almanac.sleeper (queue, worker, sleeps_until)
+    values (doze.queue, doze.worker, v_now + doze.at_most)
+    on conflict on constraint sleeper_pkey do update set sleeps_until = excluded.sleeps_until;
+    if v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now then
+        return v_queue.paused_until;
+    end if;
+    select min(level.due_at) into v_next
+      from unnest(v_queue.priorities) as p (priority)
+     cross join lateral (
+        select job.due_at from almanac.job
+         where job.queue = doze.queue and job.state in ('scheduled', 'retrying') and job.parked_at is null
+           and job.priority = p.priority
+         order by job.due_at
+         limit 1) level;
+    if v_next <= v_now and v_queue.rate_limit is not null then
+        return v_now + v_queue.rate_interval / v_queue.rate_limit;
+    elsif v_next <= v_now and v_queue.max_running is not null then
+        -- Whoever ends a job rings.
+        return null;
+    end if;
+    return v_next;
+end;
+$$;
+comment on function almanac.doze(text, text, interval) is
+    'Announce that a worker sleeps; returns when the next job is due, or null if nothing is foreseen.';
+
+-- 44 wake: the worker is up again: nobody needs to ring.
+-- Writes: sleeper. Calls: _open_queue.
+create or replace function almanac.wake(queue text, worker text)
+    returns void
+    language plpgsql volatile security definer set search_path = ''
+as $$
+begin
+    perform almanac._open_queue(wake.queue, 'work');
+    delete from almanac.sleeper where sleeper.queue = wake.queue and sleeper.worker = wake.worker;
+end;
+$$;
+comment on function almanac.wake(text, text) is 'Take back doze.';
+
+-- 44 report_worker: a worker shows itself to operators. Nothing depends on it: recovery reads leases.
+-- Writes: worker. Calls: clock, _check_name.
+create or replace function almanac.report_worker(
+    worker text, host text, pid integer, version text, queues text[], concurrency integer, running integer)
+    returns void
+    language plpgsql volatile security definer set search_path = ''
+as $$
+begin
+    perform almanac._check_name('a worker', report_worker.worker, 200);
+    insert into almanac.worker (worker, host, pid, version, queues, concurrency, running, started_at, last_seen_at)
+    values (report_worker.worker, report_worker.host, report_worker.pid, report_worker.version, report_worker.queues,
+            report_worker.concurrency, report_worker.running, almanac.clock(), almanac.clock())
+    on conflict on constraint worker_pkey do update
+       set host = excluded.host, pid = excluded.pid, version = excluded.version, queues = excluded.queues,
+           concurrency = excluded.concurrency, running = excluded.running, last_seen_at = excluded.last_seen_at;
+end;
+$$;
+comment on function almanac.report_worker(text, text, integer, text, text[], integer, integer) is
+    'Register a worker or refresh what worker_overview shows of it.';
+
+-- 44 retire_worker: a worker that stopped cleanly.
+-- Writes: worker, sleeper.
+create or replace function almanac.retire_worker(worker text)
+    returns void
+    language plpgsql volatile security definer set search_path = ''
+as $$
+begin
+    delete from almanac.sleeper where sleeper.worker = retire_worker.worker;
+    delete from almanac.worker where worker.worker = retire_worker.worker;
+end;
+$$;
+comment on function almanac.retire_worker(text) is 'Forget a worker that has stopped.';
