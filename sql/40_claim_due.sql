@@ -211,7 +211,7 @@ comment on function almanac._pick_within_limits(almanac.queue, integer, text[]) 
     'Lock due jobs in claim order within max_running, rate_limit and concurrency keys.';
 
 -- 40 claim_due: scheduled or retrying -> running. Consumes an attempt and issues a new, larger lease token.
--- Writes: job. Calls: clock, _open_queue, _check_name, _pick_due, _pick_within_limits, _next_token, _attempt_key,
+-- Writes: job. Calls: clock, _open_queue, _check_name, _pick_due, _pick_within_limits, _next_token, attempt_key,
 -- _idempotency_key.
 create or replace function almanac.claim_due(
     queue text,
@@ -270,7 +270,7 @@ begin
         select claimed.queue, claimed.id, claimed.job_type, claimed.payload, claimed.attempt, claimed.max_attempts,
                claimed.due_at, v_now - claimed.due_at, claimed.lease_token, claimed.lease_expires_at,
                coalesce(claimed.idempotency_key, almanac._idempotency_key(claimed.queue, claimed.id)),
-               almanac._attempt_key(claimed.id, claimed.attempt, claimed.lease_token),
+               almanac.attempt_key(claimed.id, claimed.attempt, claimed.lease_token),
                claimed.schedule, claimed.tick_at, claimed.caught_up, claimed.priority, claimed.concurrency_key,
                claimed.headers, claimed.created_at
           from claimed

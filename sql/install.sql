@@ -46,6 +46,12 @@ $$;
 \ir 54_redrive.sql
 
 \ir 60_reclaim_expired.sql
+\ir 61_partitions.sql
+\ir 62_retention.sql
+
+\ir 80_views.sql
+
+\ir 90_grants.sql
 
 insert into almanac.migration (version_num) values ('0001');
 commit;

@@ -1,0 +1,51 @@
+-- 62 _prune: rows that partitions cannot take with them: those of queues that keep less than the longest-keeping one,
+-- windows of dedup keys that have passed, workers and sleepers that are gone. At most batch_size of each per call.
+-- Reads: queue. Writes: job_history, attempt, dedup, sleeper, worker, audit, alert. Calls: clock.
+create or replace function almanac._prune(batch_size integer default 1000)
+    returns jsonb
+    language plpgsql volatile security definer set search_path = ''
+as $$
+declare
+    v_now     timestamptz := almanac.clock();
+    v_longest interval := (select max(queue.retention) from almanac.queue);
+    v_queue   almanac.queue;
+    v_count   integer;
+    v_history integer := 0;
+    v_attempt integer := 0;
+    v_dedup   integer;
+begin
+    for v_queue in select * from almanac.queue where queue.retention < v_longest order by queue.queue loop
+        delete from almanac.job_history
+         where (job_history.tableoid, job_history.ctid) in (
+            select h.tableoid, h.ctid from almanac.job_history h
+             where h.queue = v_queue.queue and h.finished_at < v_now - v_queue.retention
+             limit _prune.batch_size - v_history
+               for update skip locked);
+        get diagnostics v_count = row_count;
+        v_history := v_history + v_count;
+        delete from almanac.attempt
+         where (attempt.tableoid, attempt.ctid) in (
+            select a.tableoid, a.ctid from almanac.attempt a
+             where a.queue = v_queue.queue and a.finished_at < v_now - v_queue.retention
+             limit _prune.batch_size - v_attempt
+               for update skip locked);
+        get diagnostics v_count = row_count;
+        v_attempt := v_attempt + v_count;
+        exit when v_history >= _prune.batch_size or v_attempt >= _prune.batch_size;
+    end loop;
+    delete from almanac.dedup
+     where dedup.ctid = any (array(
+        select d.ctid from almanac.dedup d where d.held_until <= v_now limit _prune.batch_size for update skip locked));
+    get diagnostics v_dedup = row_count;
+    delete from almanac.sleeper where sleeper.sleeps_until < v_now - interval '1 minute';
+    delete from almanac.worker where worker.last_seen_at < v_now - interval '1 day';
+    delete from almanac.alert where alert.cleared_at < v_now - v_longest;
+    delete from almanac.audit
+     where audit.id = any (array(
+        select a.id from almanac.audit a where a.at < v_now - greatest(v_longest, interval '365 days')
+         order by a.at limit _prune.batch_size));
+    return jsonb_build_object('history', v_history, 'attempts', v_attempt, 'dedup', v_dedup);
+end;
+$$;
+comment on function almanac._prune(integer) is
+    'Delete what is past its retention and not covered by dropping partitions; bounded; reports counts.';

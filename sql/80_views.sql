@@ -1,0 +1,78 @@
+-- 80 views: what an operator looks at. security_barrier is not needed: observers may see every row.
+
+create or replace view almanac.queue_overview as
+select queue.queue,
+       counts.scheduled, counts.due, counts.running, counts.retrying, counts.parked, counts.oldest_due_at,
+       greatest(almanac.clock() - counts.oldest_due_at, interval '0') as lateness,
+       (select count(*) from almanac.job_history h
+         where h.queue = queue.queue and h.state = 'dead' and h.redriven_at is null) as dead,
+       queue.paused_at is not null and coalesce(queue.paused_until, 'infinity') > almanac.clock() as paused,
+       queue.pause_reason, queue.paused_by, queue.paused_until,
+       queue.max_running, queue.rate_limit, queue.rate_interval, queue.restricted_at is not null as restricted
+  from almanac.queue
+  left join lateral (
+    select count(*) filter (where job.state = 'scheduled') as scheduled,
+           count(*) filter (where job.state in ('scheduled', 'retrying') and job.due_at <= almanac.clock()) as due,
+           count(*) filter (where job.state = 'running') as running,
+           count(*) filter (where job.state = 'retrying') as retrying,
+           count(*) filter (where job.parked_at is not null) as parked,
+           min(job.due_at) filter (where job.state in ('scheduled', 'retrying') and job.parked_at is null
+                                     and job.due_at <= almanac.clock()) as oldest_due_at
+      from almanac.job where job.queue = queue.queue) counts on true;
+comment on view almanac.queue_overview is 'One row per queue: what waits, what runs, what is dead, how late it is.';
+
+create or replace view almanac.late_job as
+select job.queue, job.id as job_id, job.job_type, job.state, job.priority, job.due_at,
+       almanac.clock() - job.due_at as lateness, job.attempt, job.max_attempts, job.concurrency_key,
+       case when queue.paused_at is not null and coalesce(queue.paused_until, 'infinity') > almanac.clock()
+                then 'queue is paused' || coalesce(': ' || queue.pause_reason, '')
+            when job.parked_at is not null then 'concurrency_key ' || job.concurrency_key || ' is busy'
+            when queue.max_running is not null or queue.rate_limit is not null then 'queue may be at its limit'
+            else 'no worker has claimed it' end as why
+  from almanac.job
+  join almanac.queue on queue.queue = job.queue
+ where job.state in ('scheduled', 'retrying') and job.due_at < almanac.clock() - interval '1 minute';
+comment on view almanac.late_job is 'Jobs due for more than a minute that nobody has claimed, and the likely reason.';
+
+create or replace view almanac.stuck_job as
+select job.queue, job.id as job_id, job.job_type, job.leased_by, job.claimed_at, job.lease_expires_at,
+       almanac.clock() - job.lease_expires_at as expired_for, job.attempt, job.max_attempts, job.cancel_requested_at
+  from almanac.job
+ where job.state = 'running'
+   and (job.lease_expires_at <= almanac.clock() or job.cancel_requested_at < almanac.clock() - interval '1 minute');
+comment on view almanac.stuck_job is 'Running jobs whose lease has expired, or whose worker does not react to cancel.';
+
+create or replace view almanac.dead_job as
+select h.queue, h.id as job_id, h.job_type, h.attempt, h.max_attempts, h.error, h.end_reason, h.payload, h.schedule,
+       h.tick_at, h.created_at, h.finished_at,
+       format('select almanac.redrive(%L, %s);', h.queue, h.id) as redrive
+  from almanac.job_history h
+ where h.state = 'dead' and h.redriven_at is null;
+comment on view almanac.dead_job is 'Dead letters: jobs that ran out of attempts, with the line that brings each back.';
+
+create or replace view almanac.worker_overview as
+select worker.worker, worker.host, worker.pid, worker.version, worker.queues, worker.concurrency, worker.running,
+       worker.started_at, worker.last_seen_at, almanac.clock() - worker.last_seen_at as silent_for
+  from almanac.worker;
+comment on view almanac.worker_overview is 'Workers as they last reported.';
+
+create or replace view almanac.attempt_log as
+select a.queue, a.job_id, a.attempt, a.worker, a.claimed_at, a.finished_at, a.outcome, a.error,
+       almanac.attempt_key(a.job_id, a.attempt, a.lease_token) as attempt_key, null::text as external_id
+  from almanac.attempt a
+ union all
+select h.queue, h.id, h.attempt, h.leased_by, h.claimed_at, h.finished_at, 'completed', null,
+       almanac.attempt_key(h.id, h.attempt, h.lease_token), h.external_id
+  from almanac.job_history h
+ where h.state = 'completed'
+ union all
+select j.queue, j.id, j.attempt, j.leased_by, j.claimed_at, null, null, null,
+       almanac.attempt_key(j.id, j.attempt, j.lease_token), null
+  from almanac.job j
+ where j.state = 'running';
+comment on view almanac.attempt_log is 'Every attempt ever made, within retention; outcome is null while it runs.';
+
+create or replace view almanac.audit_log as
+select audit.at, audit.actor, audit.action, audit.queue, audit.subject, audit.reason, audit.before, audit.after
+  from almanac.audit;
+comment on view almanac.audit_log is 'What operators did: who, when, why, before and after.';

@@ -1,0 +1,52 @@
+-- 90 grants: who may call what. Everything is revoked first, so that what a role may do is what stands here.
+-- Roles hold execute on functions and select on views, never a privilege on a table.
+
+do $$
+declare
+    v_role text;
+begin
+    foreach v_role in array array['public', 'almanac_producer', 'almanac_worker', 'almanac_operator',
+                                  'almanac_observer', 'almanac_admin'] loop
+        execute format('revoke all on all tables in schema almanac from %s', v_role);
+        execute format('revoke all on all sequences in schema almanac from %s', v_role);
+        execute format('revoke all on all routines in schema almanac from %s', v_role);
+        execute format('revoke all on schema almanac from %s', v_role);
+        if v_role <> 'public' then
+            execute format('grant usage on schema almanac to %s', v_role);
+        end if;
+    end loop;
+end;
+$$;
+
+-- producers: put work in, take it back.
+grant execute on function
+    almanac.enqueue, almanac.enqueue_many, almanac.cancel, almanac.redrive, almanac.job
+    to almanac_producer, almanac_admin;
+
+-- workers: lease work, end it, tick when nobody else does.
+grant execute on function
+    almanac.claim_due, almanac.extend_lease, almanac.extend_leases, almanac.release, almanac.snooze,
+    almanac.complete, almanac.complete_many, almanac.fail_with_backoff, almanac.job,
+    almanac.doze, almanac.wake, almanac.report_worker, almanac.retire_worker, almanac.put_job_type,
+    almanac.reclaim_expired
+    to almanac_worker, almanac_admin;
+
+-- operators: look, pause, cancel, bring back.
+grant execute on function
+    almanac.pause_queue, almanac.resume_queue, almanac.cancel, almanac.redrive, almanac.job,
+    almanac.reclaim_expired
+    to almanac_operator, almanac_admin;
+
+-- admins: queues, types and rights.
+grant execute on function
+    almanac.put_queue, almanac.put_job_type, almanac.grant_queue, almanac.revoke_queue, almanac.open_queue
+    to almanac_admin;
+
+-- everybody with a role: the time, and nothing that writes.
+grant execute on function almanac.clock, almanac.attempt_key
+    to almanac_producer, almanac_worker, almanac_operator, almanac_observer, almanac_admin;
+
+grant select on
+    almanac.queue_overview, almanac.late_job, almanac.stuck_job, almanac.dead_job, almanac.worker_overview,
+    almanac.attempt_log, almanac.audit_log
+    to almanac_operator, almanac_observer, almanac_admin;
