@@ -18,11 +18,15 @@ $$;
 
 \ir 10_queue.sql
 \ir 11_job.sql
+\ir 12_cron_rule.sql
 \ir 13_history.sql
 \ir 15_operations.sql
 \ir 16_types.sql
 
 \ir 20_clock.sql
+\ir 21_cron_arguments.sql
+\ir 21_cron_next.sql
+\ir 21_cron_parse.sql
 \ir 22_backoff.sql
 \ir 23_caller.sql
 \ir 24_keys.sql
