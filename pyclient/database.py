@@ -11,17 +11,18 @@ An argument that is not given is not sent, so the default is the one the databas
 and `_Rows` reads the answer; the two shells at the end of `Call` only carry them to the server and back.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import types
 import typing
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Generic, LiteralString, ParamSpec, TypeVar, cast, overload
+from typing import Annotated, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import psycopg
+import psycopg.errors
 import psycopg.rows
 from psycopg import sql
 from psycopg.types.json import Jsonb
@@ -52,15 +53,15 @@ def call_sql(name: str, given: tuple[str, ...], casts: tuple[str, ...] = ()) -> 
     The column list comes from the function's result type: a later column does not disturb an older client.
     """
     typed = dict(zip(given, casts, strict=False))
-    arguments = sql.SQL(", ").join(
+    arguments = [
         sql.SQL("{} => {}{}").format(
             sql.Identifier(argument),
             sql.Placeholder(argument),
-            sql.SQL(cast(LiteralString, f"::{typed[argument]}" if typed.get(argument) else "")),
+            sql.SQL(f"::{typed[argument]}" if typed.get(argument) else ""),
         )
         for argument in given
-    )
-    return sql.SQL("select * from almanac.{}({})").format(sql.Identifier(name), arguments)
+    ]
+    return sql.SQL("select * from almanac.{}({})").format(sql.Identifier(name), sql.SQL(", ").join(arguments))
 
 
 class _Rows:
@@ -77,8 +78,10 @@ class _Rows:
         elif typing.get_origin(annotation) in (typing.Union, types.UnionType) and type(None) in arguments:
             self.optional = True
             (row,) = (argument for argument in arguments if argument is not type(None))
-        self.row: Callable[..., Any] | None = row if dataclasses.is_dataclass(row) else None
-        self.fields = [field.name for field in dataclasses.fields(row)] if dataclasses.is_dataclass(row) else []
+        self.row: Callable[..., Any] | None = None
+        self.fields: list[str] = []
+        if isinstance(row, type) and dataclasses.is_dataclass(row):
+            self.row, self.fields = row, [field.name for field in dataclasses.fields(row)]
 
     def read(self, cursor: Any, rows: list[tuple[Any, ...]]) -> Any:
         if self.nothing:
@@ -117,7 +120,9 @@ class Call(Generic[P, R]):
         self.name = signature.__name__
         hints = typing.get_type_hints(signature, include_extras=True)
         self.rows = _Rows(hints.pop("return"))
-        self.adapters = {name: _adapter(hints[name]) for name in inspect.signature(signature).parameters}
+        parameters = inspect.signature(signature).parameters
+        self.adapters = {name: _adapter(hints[name]) for name in parameters}
+        self.required = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
 
     def statement(self, arguments: Mapping[str, Any]) -> tuple[sql.Composed, dict[str, Any]]:
         values = {}
@@ -155,7 +160,7 @@ def call(signature: Callable[P, R]) -> Call[P, R]:
     return Call(signature)
 
 
-@contextmanager
+@contextlib.contextmanager
 def translated() -> typing.Iterator[None]:
     """Errors of class PA leave as the exceptions of `errors`; all others stay psycopg's."""
     try:
@@ -314,7 +319,7 @@ def _cannot_connect(error: psycopg.Error) -> errors.CannotConnect:
 
 def run_script(conn: Connection, script: str) -> None:
     """A whole SQL file through the driver, untouched: no parameters, so neither `%` nor `:name` means anything."""
-    conn.execute(cast(LiteralString, script))
+    conn.execute(sql.SQL(script))
 
 
 def lock_installation(conn: Connection) -> None:
@@ -322,15 +327,25 @@ def lock_installation(conn: Connection) -> None:
     conn.execute("select pg_advisory_xact_lock(hashtext('pg_almanac migrate'))")
 
 
+@call
+def revision() -> str | None: ...
+
+
 def installed_revision(conn: Connection) -> str | None:
     """The newest revision this database has; None where pg_almanac is not installed."""
-    if conn.execute("select to_regclass('almanac.migration')").fetchone() == (None,):
+    try:
+        with conn.transaction():
+            return revision(conn)
+    except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction):
         return None
-    row = conn.execute("select version_num from almanac.migration").fetchone()
-    return row[0] if row else None
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise errors.CannotConnect(
+            f'role "{conn.info.user}" may not use pg_almanac',
+            hint=f'Let an administrator run: grant almanac_worker to "{conn.info.user}"; (or another of its roles)',
+        ) from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def install_errors() -> typing.Iterator[None]:
     """What the server says while installing, with its DETAIL and HINT, as one of our errors."""
     try:
@@ -344,24 +359,87 @@ def install_errors() -> typing.Iterator[None]:
         ) from error
 
 
-def drop_functions_except(conn: Connection, signatures: Sequence[str]) -> None:
-    """Drop the functions that no file defines any more, so that an old signature does not stay as an overload."""
-    stale = conn.execute(
+def drop_all_except(conn: Connection, functions: Sequence[str], views: Sequence[str]) -> None:
+    """Drop functions and views that no file defines any more: an old signature must not stay as an overload."""
+    doomed = conn.execute(
         """
-        select oid::regprocedure::text
+        select 'pg_proc'::regclass::oid, oid
           from pg_proc
          where pronamespace = to_regnamespace('almanac')
-           and oid <> all (array(select to_regprocedure(name)::oid from unnest(%s::text[]) as name
-                                  where to_regprocedure(name) is not null))
+           and oid not in (select to_regprocedure(name) from unnest(%(functions)s::text[]) as name
+                            where to_regprocedure(name) is not null)
+        union all
+        select 'pg_class'::regclass::oid, oid
+          from pg_class
+         where relnamespace = to_regnamespace('almanac') and relkind = 'v' and relname <> all (%(views)s::text[])
         """,
-        [list(signatures)],
+        {"functions": list(functions), "views": list(views)},
     ).fetchall()
-    for (function,) in stale:
-        conn.execute(sql.SQL(cast(LiteralString, f"drop routine {function}")))
+    _drop(conn, doomed)
 
 
-def apply_functions(conn: Connection, script: str) -> None:
-    run_script(conn, script)
+def replace_all(conn: Connection, script: str, functions: Sequence[str], views: Sequence[str]) -> None:
+    """Run a file of functions or views. What cannot be replaced in place (another result type, other argument names,
+    other columns) is dropped first; that loses grants made on it by hand, so it is done only when needed."""
+    try:
+        with conn.transaction():
+            run_script(conn, script)
+    except (psycopg.errors.InvalidFunctionDefinition, psycopg.errors.InvalidTableDefinition):
+        doomed = conn.execute(
+            """
+            select 'pg_proc'::regclass::oid, to_regprocedure(name)::oid from unnest(%s::text[]) as name
+            union all
+            select 'pg_class'::regclass::oid, to_regclass('almanac.' || name)::oid from unnest(%s::text[]) as name
+            """,
+            [list(functions), list(views)],
+        ).fetchall()
+        _drop(conn, [(kind, oid) for kind, oid in doomed if oid is not None])
+        run_script(conn, script)
+
+
+def _drop(conn: Connection, doomed: Sequence[tuple[int, int]]) -> None:
+    """Drop functions and views with what depends on them inside the schema, all of which is made again afterwards.
+
+    Something outside that depends on them belongs to the user and is never dropped: that is an error.
+    """
+    kinds, oids = [kind for kind, _ in doomed], [oid for _, oid in doomed]
+    closure = conn.execute(
+        """
+        with recursive doomed (classid, objid) as (
+            select kind, oid from unnest(%s::oid[], %s::oid[]) as given (kind, oid)
+            union
+            select case when rule.oid is null then depend.classid else 'pg_class'::regclass end,
+                   coalesce(rule.ev_class, depend.objid)
+              from doomed
+              join pg_depend as depend on depend.refclassid = doomed.classid and depend.refobjid = doomed.objid
+              left join pg_rewrite as rule on depend.classid = 'pg_rewrite'::regclass and rule.oid = depend.objid
+             where depend.deptype in ('n', 'a', 'i')
+        )
+        select doomed.objid, pg_describe_object(doomed.classid, doomed.objid, 0),
+               case when doomed.classid = 'pg_proc'::regclass then 'routine ' || doomed.objid::regprocedure::text
+                    when view.relkind = 'v' then 'view ' || doomed.objid::regclass::text
+               end,
+               coalesce(function.pronamespace, view.relnamespace, type.typnamespace, hooked.relnamespace)
+               is not distinct from to_regnamespace('almanac')
+          from doomed
+          left join pg_proc as function on doomed.classid = 'pg_proc'::regclass and function.oid = doomed.objid
+          left join pg_class as view
+            on doomed.classid = 'pg_class'::regclass and view.oid = doomed.objid and view.relkind = 'v'
+          left join pg_type as type on doomed.classid = 'pg_type'::regclass and type.oid = doomed.objid
+          left join pg_trigger as trigger on doomed.classid = 'pg_trigger'::regclass and trigger.oid = doomed.objid
+          left join pg_class as hooked on hooked.oid = trigger.tgrelid
+        """,
+        [kinds, oids],
+    ).fetchall()
+    if foreign := sorted(description for _, description, _, ours in closure if not ours):
+        raise errors.InstallRefused(
+            "something outside of pg_almanac depends on a function or view that this version replaces",
+            detail="It is: " + ", ".join(foreign) + ".",
+            hint="Drop it, migrate, and make it again.",
+        )
+    for statement in (f"drop {what} cascade" for _, _, what, _ in closure if what):
+        with contextlib.suppress(psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedTable), conn.transaction():
+            conn.execute(sql.SQL(statement))
 
 
 def create_database_if_missing(conn: Connection, name: str) -> None:

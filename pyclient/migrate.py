@@ -42,12 +42,28 @@ def migrate(dsn: str) -> Migrated:
             for file in files.bootstrap_files():
                 database.run_script(conn, file.text())
             _run_revisions(alembic_connection)
-            signatures = [name for file in files.function_files() for name in commented_functions(file.text())]
-            database.drop_functions_except(conn, signatures)
-            for file in files.function_files():
-                database.apply_functions(conn, file.text())
+            _replace_functions(conn)
         alembic_connection.commit()
         return Migrated(before, head())
+
+
+def check(installed: str | None) -> str | None:
+    """For a program that is about to use the schema at revision `installed` (`database.installed_revision`).
+
+    Raises SchemaMismatch when the schema is missing or older than this package. A newer schema serves older
+    programs (revisions expand before they contract), so that is only worth the warning which is returned.
+    """
+    if installed is None or (installed != head() and known(installed)):
+        state = f"has revision {installed}" if installed else "does not have pg_almanac"
+        raise errors.SchemaMismatch(
+            f"the database {state}, this pyclient needs revision {head()}", hint="Run: pyclient migrate"
+        )
+    if installed != head():
+        return (
+            f"the database has revision {installed}, newer than this pyclient's {head()}; "
+            "run: pip install --upgrade pg-almanac"
+        )
+    return None
 
 
 def known(revision: str) -> bool:
@@ -55,12 +71,24 @@ def known(revision: str) -> bool:
     return revision in {entry.revision for entry in script.walk_revisions()}
 
 
-def commented_functions(script: str) -> list[str]:
+def defined_functions(script: str) -> list[str]:
     """The functions a file defines, as `almanac.name(types)`: each has a comment, and comments name the types."""
     return [
         " ".join(signature.split())
         for signature in re.findall(r"^comment on function\s+(almanac\.\w+\s*\([^)]*\))", script, re.MULTILINE)
     ]
+
+
+def defined_views(script: str) -> list[str]:
+    return re.findall(r"^create (?:or replace )?view\s+almanac\.(\w+)", script, re.MULTILINE)
+
+
+def _replace_functions(conn: database.Connection) -> None:
+    scripts = [file.text() for file in files.function_files()]
+    everything = "\n".join(scripts)
+    database.drop_all_except(conn, defined_functions(everything), defined_views(everything))
+    for script in scripts:
+        database.replace_all(conn, script, defined_functions(script), defined_views(script))
 
 
 @contextlib.contextmanager

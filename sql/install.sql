@@ -32,6 +32,7 @@ $$;
 \ir 24_keys.sql
 \ir 25_checks.sql
 \ir 26_errors.sql
+\ir 29_revision.sql
 
 \ir 30_rights.sql
 \ir 31_queues.sql

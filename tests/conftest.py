@@ -93,7 +93,8 @@ class Distribution:
 
     @pytest.hookimpl
     def pytest_testnodedown(self, node: Any) -> None:
-        node.config.stash[USED].update(getattr(node, "workeroutput", {}).get("almanac_used", ()))
+        used: set[str] = node.config.stash[USED]
+        used.update(getattr(node, "workeroutput", {}).get("almanac_used", ()))
 
 
 def pytest_plugin_registered(plugin: object, manager: pytest.PytestPluginManager) -> None:
@@ -105,7 +106,8 @@ def pytest_plugin_registered(plugin: object, manager: pytest.PytestPluginManager
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if hasattr(config, "workeroutput"):
-        config.workeroutput["almanac_used"] = sorted(config.stash[USED])
+        used = config.stash[USED]
+        config.workeroutput["almanac_used"] = sorted(used)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -127,7 +129,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     )
     skipped = sum(1 for report in terminalreporter.stats.get("skipped", ()) if "pg_cron" in report.keywords)
     terminalreporter.section("servers")
-    for line in sorted(config.stash[USED]) or ["none"]:
+    used = config.stash[USED]
+    for line in sorted(used) or ["none"]:
         terminalreporter.write_line(line)
     terminalreporter.write_line(f"pg_cron tests: {ran} ran, {skipped} skipped")
 

@@ -1,0 +1,12 @@
+-- 29 revision: which tables this database has. A worker asks before it starts, and holds no privilege on a table.
+-- Reads: migration.
+create or replace function almanac.revision()
+    returns text
+    language sql stable security definer
+    set search_path = ''
+as $$
+    select version_num from almanac.migration;
+$$;
+comment on function almanac.revision() is
+    'The revision of the tables in this database; pyclient compares it with the one it was made for.';
+revoke all on function almanac.revision() from public;

@@ -1,0 +1,34 @@
+"""Containers for the tests: our images, built from docker/ as a user would build them."""
+
+import contextlib
+import functools
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+@functools.cache
+def image(name: str) -> str:
+    """Build docker/<name>.Dockerfile; the engine's cache makes the second time cheap."""
+    tag = f"pg-almanac-{name}:test"
+    command = ["docker", "build", "--quiet", "--tag", tag, "--file", f"docker/{name}.Dockerfile"]
+    # A machine whose engine has no bridge to the outside needs ALMANAC_TEST_DOCKER_BUILD="--network host".
+    command += os.environ.get("ALMANAC_TEST_DOCKER_BUILD", "").split()
+    done = subprocess.run([*command, "."], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return tag
+
+
+@contextlib.contextmanager
+def postgres(settings: Mapping[str, str], database: str = "postgres") -> Iterator[str]:
+    """A server with pg_cron from our image; yields the DSN of `database`."""
+    from testcontainers.postgres import PostgresContainer
+
+    options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+    container = PostgresContainer(image("postgres"), username="postgres", password="postgres", dbname=database)
+    with container.with_command(["postgres", *options]) as running:
+        host, port = running.get_container_host_ip(), running.get_exposed_port(5432)
+        yield f"postgresql://postgres:postgres@{host}:{port}/{database}"
