@@ -230,7 +230,15 @@ def cancel(*, queue: str, job_id: int, reason: str | None = OMIT) -> None: ...
 
 
 @call
-def redrive(*, queue: str, job_id: int, reason: str | None = OMIT) -> None: ...
+def redrive(
+    *,
+    queue: str,
+    job_id: int = OMIT,
+    reason: str | None = OMIT,
+    job_type: str | None = OMIT,
+    error_like: str | None = OMIT,
+    batch_size: int = OMIT,
+) -> list[int]: ...
 
 
 # ── workers ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -50,7 +50,8 @@ comment on column almanac.queue.jitter is 'Up to this fraction of the delay is a
 comment on column almanac.queue.retention is 'How long finished jobs, attempts and ticks are kept.';
 comment on column almanac.queue.max_running is 'Most jobs running at once over the whole fleet; null: no limit.';
 comment on column almanac.queue.max_running_per_key is 'Most jobs running at once with the same concurrency_key.';
-comment on column almanac.queue.rate_limit is 'Most claims per rate_interval (token bucket of this size); null: no limit.';
+comment on column almanac.queue.rate_limit is
+    'Most claims per rate_interval (token bucket of this size); null: no limit.';
 comment on column almanac.queue.rate_interval is 'The time in which rate_limit tokens flow back.';
 comment on column almanac.queue.max_payload_bytes is 'Larger payloads are refused.';
 comment on column almanac.queue.priorities is 'Priorities ever used here, highest first: the levels a claim looks at.';
@@ -84,7 +85,8 @@ create table almanac.queue_grant (
     constraint queue_grant_pkey primary key (queue, role, may),
     constraint queue_grant_right_is_known check (may in ('produce', 'work', 'operate'))
 );
-comment on table almanac.queue_grant is 'Who may act on a restricted queue. A queue without a row here is open to every role that may call the function.';
+comment on table almanac.queue_grant is
+    'Who may act on a restricted queue. A queue without a row here is open to every role that may call the function.';
 comment on column almanac.queue_grant.queue is 'The queue.';
 comment on column almanac.queue_grant.role is 'A database role; its members are covered.';
 comment on column almanac.queue_grant.may is 'produce, work or operate.';
@@ -112,7 +114,8 @@ create table almanac.job_type (
         and max_delay >= interval '0' and max_delay <= interval '3650 days' and base_delay <= max_delay),
     constraint job_type_jitter_is_a_fraction check (jitter between 0 and 1)
 );
-comment on table almanac.job_type is 'Optional: what differs for one type of job, and what its payload looks like. Unregistered types use the queue''s defaults.';
+comment on table almanac.job_type is
+    'Optional: what differs for one type of job, and what its payload looks like. Others use the queue''s defaults.';
 comment on column almanac.job_type.queue is 'The queue.';
 comment on column almanac.job_type.job_type is 'What workers dispatch on.';
 comment on column almanac.job_type.lease is 'Overrides the queue''s lease for jobs enqueued from now on.';

@@ -53,7 +53,8 @@ create index job_claim_due_idx on almanac.job (queue, priority, due_at, id)
 create index job_reclaim_expired_idx on almanac.job (queue) where state = 'running';
 create index job_running_key_idx on almanac.job (queue, concurrency_key)
     where state = 'running' and concurrency_key is not null;
-create index job_unpark_idx on almanac.job (queue, concurrency_key, priority desc, due_at, id) where parked_at is not null;
+create index job_unpark_idx on almanac.job (queue, concurrency_key, priority desc, due_at, id)
+    where parked_at is not null;
 create index job_schedule_idx on almanac.job (queue, schedule) where schedule is not null;
 
 comment on table almanac.job is 'Live jobs: waiting, running or to be retried.';
@@ -71,7 +72,8 @@ comment on column almanac.job.max_delay is 'Overrides the type''s and the queue'
 comment on column almanac.job.lease is 'Overrides the queue''s lease; from the job type when enqueued.';
 comment on column almanac.job.dedup_key is 'While held (see dedup), no second job is made with this key.';
 comment on column almanac.job.concurrency_key is 'At most queue.max_running_per_key jobs with this key run at once.';
-comment on column almanac.job.idempotency_key is 'Names the effect towards the outside; null: derived from queue and id.';
+comment on column almanac.job.idempotency_key is
+    'Names the effect towards the outside; null: derived from queue and id.';
 comment on column almanac.job.headers is 'What the enqueuer passes along beside the payload, such as a trace context.';
 comment on column almanac.job.schedule is 'The schedule that made it, if one did.';
 comment on column almanac.job.tick_at is 'The tick of that schedule it stands for.';
@@ -80,7 +82,8 @@ comment on column almanac.job.lease_token is 'The last token issued; grows with 
 comment on column almanac.job.leased_by is 'The worker that holds the lease.';
 comment on column almanac.job.claimed_at is 'When the running attempt was claimed.';
 comment on column almanac.job.lease_expires_at is 'When the lease ends unless it is extended.';
-comment on column almanac.job.parked_at is 'Set aside by a claim because its concurrency_key was busy; cleared when the key is free.';
+comment on column almanac.job.parked_at is
+    'Set aside by a claim because its concurrency_key was busy; cleared when the key is free.';
 comment on column almanac.job.cancel_requested_at is 'The worker is told at its next extend_lease.';
 comment on column almanac.job.cancel_requested_by is 'Who asked for it.';
 comment on column almanac.job.cancel_reason is 'Why.';

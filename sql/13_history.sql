@@ -43,7 +43,8 @@ create index job_history_dead_job_idx on almanac.job_history (queue, finished_at
 create index job_history_schedule_idx on almanac.job_history (queue, schedule, tick_at) where schedule is not null;
 
 comment on table almanac.job_history is 'Finished jobs. A redriven job has one row for each of its lives.';
-comment on table almanac.job_history_default is 'Catches rows of days that have no partition yet; the housekeeper moves them.';
+comment on table almanac.job_history_default is
+    'Catches rows of days that have no partition yet; the housekeeper moves them.';
 comment on column almanac.job_history.queue is 'As in job.';
 comment on column almanac.job_history.id is 'As in job.';
 comment on column almanac.job_history.job_type is 'As in job.';
@@ -65,7 +66,8 @@ comment on column almanac.job_history.tick_at is 'As in job.';
 comment on column almanac.job_history.caught_up is 'As in job.';
 comment on column almanac.job_history.lease_token is 'The last token issued; the one that completed a completed job.';
 comment on column almanac.job_history.leased_by is 'The worker of the last attempt, if it was running when it ended.';
-comment on column almanac.job_history.claimed_at is 'When the last attempt was claimed, if it was running when it ended.';
+comment on column almanac.job_history.claimed_at is
+    'When the last attempt was claimed, if it was running when it ended.';
 comment on column almanac.job_history.error is 'Error of the last failed or lost attempt.';
 comment on column almanac.job_history.result is 'What the handler returned.';
 comment on column almanac.job_history.external_id is 'The other side''s id of the effect.';
@@ -91,8 +93,10 @@ create table almanac.attempt (
 ) partition by range (finished_at);
 create table almanac.attempt_default partition of almanac.attempt default;
 
-comment on table almanac.attempt is 'Attempts that ended other than well. A completed one is described by its row in job_history.';
-comment on table almanac.attempt_default is 'Catches rows of days that have no partition yet; the housekeeper moves them.';
+comment on table almanac.attempt is
+    'Attempts that ended other than well. A completed one is described by its row in job_history.';
+comment on table almanac.attempt_default is
+    'Catches rows of days that have no partition yet; the housekeeper moves them.';
 comment on column almanac.attempt.queue is 'The queue.';
 comment on column almanac.attempt.job_id is 'The job.';
 comment on column almanac.attempt.attempt is 'Its number within that life of the job.';

@@ -6,6 +6,7 @@ create or replace function almanac._backoff(attempt integer, base_delay interval
     language sql immutable parallel safe
     return make_interval(secs => least(
         extract(epoch from max_delay)::double precision,
-        extract(epoch from base_delay)::double precision * power(2::double precision, least(greatest(attempt, 1) - 1, 62))));
+        extract(epoch from base_delay)::double precision
+        * power(2::double precision, least(greatest(attempt, 1) - 1, 62))));
 comment on function almanac._backoff(integer, interval, interval) is
     'base_delay x 2^(attempt-1), at most max_delay, for any attempt number.';

@@ -35,7 +35,8 @@ begin
                          _authorize.queue, almanac._caller(), _authorize.rights[1]);
 end;
 $$;
-comment on function almanac._authorize(text, text[]) is 'Raises PA004 unless the caller holds one of the rights on a restricted queue.';
+comment on function almanac._authorize(text, text[]) is
+    'Raises PA004 unless the caller holds one of the rights on a restricted queue.';
 
 -- 30 _open_queue: every function that acts on a queue starts here: it exists, and the caller may act on it.
 -- Reads: queue. Calls: _authorize.
@@ -59,7 +60,8 @@ begin
     return v_queue;
 end;
 $$;
-comment on function almanac._open_queue(text, text[]) is 'The queue''s row; raises PA001 if there is none and PA004 without the right.';
+comment on function almanac._open_queue(text, text[]) is
+    'The queue''s row; raises PA001 if there is none and PA004 without the right.';
 
 -- 30 grant_queue: from the first grant on, a queue is closed to everybody who was not granted a right.
 -- Reads: queue, queue_grant. Writes: queue, queue_grant. Calls: clock, _caller, _audit.
@@ -139,4 +141,5 @@ begin
     end if;
 end;
 $$;
-comment on function almanac.open_queue(text, text) is 'Lift the restriction of a queue: every role that may call a function may again act on it.';
+comment on function almanac.open_queue(text, text) is
+    'Lift the restriction of a queue: every role that may call a function may again act on it.';

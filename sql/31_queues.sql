@@ -199,7 +199,8 @@ exception
             hint    = 'See the constraint''s name for what must hold, and sql/README.md for the ranges.';
 end;
 $$;
-comment on function almanac.put_job_type(text, text, interval, integer, interval, interval, double precision, jsonb, text) is
+comment on function almanac.put_job_type(
+    text, text, interval, integer, interval, interval, double precision, jsonb, text) is
     'Say what differs for one type of job in a queue; declaring the same again changes nothing.';
 
 -- The queue for those who need only one.

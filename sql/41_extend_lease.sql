@@ -35,7 +35,8 @@ comment on function almanac.extend_leases(text, bigint[], bigint[], interval) is
 -- 41 extend_lease: running -> running. A worker that is still alive asks for more time. Only the holder of a live lease
 -- may extend it; asking late is an error, not a renewal.
 -- Calls: extend_leases, _raise_lease_lost.
-create or replace function almanac.extend_lease(queue text, job_id bigint, lease_token bigint, lease interval default null)
+create or replace function almanac.extend_lease(
+    queue text, job_id bigint, lease_token bigint, lease interval default null)
     returns almanac.extended_lease
     language plpgsql volatile security definer set search_path = ''
 as $$
@@ -52,4 +53,4 @@ begin
 end;
 $$;
 comment on function almanac.extend_lease(text, bigint, bigint, interval) is
-    'Extend a live lease; tells when it now expires and whether cancellation was asked for. Raises PA002 if it is lost.';
+    'Extend a live lease; tells when it now expires and whether to stop (cancelled). Raises PA002 if it is lost.';

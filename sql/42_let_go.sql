@@ -9,7 +9,8 @@ begin
     update almanac.job set parked_at = null
      where job.ctid = any (array(
         select first_parked.ctid
-          from (select k.key, count(*) as places from unnest(_unpark.keys) as k (key) group by k.key order by k.key) freed
+          from (select k.key, count(*) as places
+                  from unnest(_unpark.keys) as k (key) group by k.key order by k.key) freed
          cross join lateral (
             select job.ctid from almanac.job
              where job.queue = _unpark.queue and job.concurrency_key = freed.key and job.parked_at is not null

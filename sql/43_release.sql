@@ -13,7 +13,7 @@ $$;
 comment on function almanac.release(text, bigint, bigint, text) is
     'Give a leased job back unworked; it is due as before and the attempt does not count.';
 
--- 43 snooze: running -> scheduled, at a later time. For a handler that finds it is too early; the attempt does not count.
+-- 43 snooze: running -> scheduled, at a later time. A handler that finds it is too early; the attempt does not count.
 -- Calls: clock, _open_queue, _hold, _end_attempt.
 create or replace function almanac.snooze(
     queue text, job_id bigint, lease_token bigint, until timestamptz, reason text default null)

@@ -1,8 +1,8 @@
 -- 54 redrive: dead -> scheduled, with a fresh attempt counter. One job by its id, or up to batch_size dead jobs of the
 -- queue, oldest first, that match a type and an error pattern (as in LIKE); call again until it returns none. History
 -- keeps the earlier life. A job whose dedup_key another job has taken since is left dead.
--- Reads: job_history, dedup. Writes: job_history, job. Calls: clock, _caller, _open_queue, _take_dedup_keys, _learn,
--- _ring, _audit, _raise_no_job.
+-- Reads: job_history, dedup. Writes: job_history, job. Calls: clock, _open_queue, _take_dedup_keys, _learn,
+-- _ring, _audit, _raise_no_job, job.
 create or replace function almanac.redrive(
     queue text,
     job_id bigint default null,

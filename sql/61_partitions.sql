@@ -18,7 +18,8 @@ begin
       join pg_attribute attribute
         on attribute.attrelid = partitioned.partrelid and attribute.attnum = partitioned.partattrs[0]
      where partitioned.partrelid = format('almanac.%I', parent)::regclass;
-    execute format('create table almanac.%I (like almanac.%I including defaults including constraints including comments)', v_name, parent);
+    execute format('create table almanac.%I (like almanac.%I including defaults including constraints including comments)',
+                   v_name, parent);
     execute format('comment on table almanac.%I is %L', v_name, format('%s of %s (UTC).', parent, day));
     execute format('with moved as (delete from almanac.%I where %I >= %L and %I < %L returning *) '
                    'insert into almanac.%I select * from moved',
@@ -54,7 +55,8 @@ begin
     return v_dropped;
 end;
 $$;
-comment on function almanac._drop_partitions(text, timestamptz) is 'Drop the partitions of days that ended before a time.';
+comment on function almanac._drop_partitions(text, timestamptz) is
+    'Drop the partitions of days that ended before a time.';
 
 -- 61 _keep_partitions: today's partitions and those of the days ahead; drops the days no queue wants to keep. Waits
 -- for locks only briefly: somebody who reads history for an hour must not stop the heartbeat. Returns what it did.
@@ -69,7 +71,7 @@ declare
     v_parent  text;
     v_added   integer := 0;
     v_dropped integer := 0;
-    v_waiting text[] := '{}';
+    v_waiting text[] := array[]::text[];
     v_timeout text := current_setting('lock_timeout');
 begin
     perform set_config('lock_timeout', '200ms', true);

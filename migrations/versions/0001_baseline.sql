@@ -51,7 +51,8 @@ comment on column almanac.queue.jitter is 'Up to this fraction of the delay is a
 comment on column almanac.queue.retention is 'How long finished jobs, attempts and ticks are kept.';
 comment on column almanac.queue.max_running is 'Most jobs running at once over the whole fleet; null: no limit.';
 comment on column almanac.queue.max_running_per_key is 'Most jobs running at once with the same concurrency_key.';
-comment on column almanac.queue.rate_limit is 'Most claims per rate_interval (token bucket of this size); null: no limit.';
+comment on column almanac.queue.rate_limit is
+    'Most claims per rate_interval (token bucket of this size); null: no limit.';
 comment on column almanac.queue.rate_interval is 'The time in which rate_limit tokens flow back.';
 comment on column almanac.queue.max_payload_bytes is 'Larger payloads are refused.';
 comment on column almanac.queue.priorities is 'Priorities ever used here, highest first: the levels a claim looks at.';
@@ -85,7 +86,8 @@ create table almanac.queue_grant (
     constraint queue_grant_pkey primary key (queue, role, may),
     constraint queue_grant_right_is_known check (may in ('produce', 'work', 'operate'))
 );
-comment on table almanac.queue_grant is 'Who may act on a restricted queue. A queue without a row here is open to every role that may call the function.';
+comment on table almanac.queue_grant is
+    'Who may act on a restricted queue. A queue without a row here is open to every role that may call the function.';
 comment on column almanac.queue_grant.queue is 'The queue.';
 comment on column almanac.queue_grant.role is 'A database role; its members are covered.';
 comment on column almanac.queue_grant.may is 'produce, work or operate.';
@@ -113,7 +115,8 @@ create table almanac.job_type (
         and max_delay >= interval '0' and max_delay <= interval '3650 days' and base_delay <= max_delay),
     constraint job_type_jitter_is_a_fraction check (jitter between 0 and 1)
 );
-comment on table almanac.job_type is 'Optional: what differs for one type of job, and what its payload looks like. Unregistered types use the queue''s defaults.';
+comment on table almanac.job_type is
+    'Optional: what differs for one type of job, and what its payload looks like. Others use the queue''s defaults.';
 comment on column almanac.job_type.queue is 'The queue.';
 comment on column almanac.job_type.job_type is 'What workers dispatch on.';
 comment on column almanac.job_type.lease is 'Overrides the queue''s lease for jobs enqueued from now on.';
@@ -182,7 +185,8 @@ create index job_claim_due_idx on almanac.job (queue, priority, due_at, id)
 create index job_reclaim_expired_idx on almanac.job (queue) where state = 'running';
 create index job_running_key_idx on almanac.job (queue, concurrency_key)
     where state = 'running' and concurrency_key is not null;
-create index job_unpark_idx on almanac.job (queue, concurrency_key, priority desc, due_at, id) where parked_at is not null;
+create index job_unpark_idx on almanac.job (queue, concurrency_key, priority desc, due_at, id)
+    where parked_at is not null;
 create index job_schedule_idx on almanac.job (queue, schedule) where schedule is not null;
 
 comment on table almanac.job is 'Live jobs: waiting, running or to be retried.';
@@ -200,7 +204,8 @@ comment on column almanac.job.max_delay is 'Overrides the type''s and the queue'
 comment on column almanac.job.lease is 'Overrides the queue''s lease; from the job type when enqueued.';
 comment on column almanac.job.dedup_key is 'While held (see dedup), no second job is made with this key.';
 comment on column almanac.job.concurrency_key is 'At most queue.max_running_per_key jobs with this key run at once.';
-comment on column almanac.job.idempotency_key is 'Names the effect towards the outside; null: derived from queue and id.';
+comment on column almanac.job.idempotency_key is
+    'Names the effect towards the outside; null: derived from queue and id.';
 comment on column almanac.job.headers is 'What the enqueuer passes along beside the payload, such as a trace context.';
 comment on column almanac.job.schedule is 'The schedule that made it, if one did.';
 comment on column almanac.job.tick_at is 'The tick of that schedule it stands for.';
@@ -209,7 +214,8 @@ comment on column almanac.job.lease_token is 'The last token issued; grows with 
 comment on column almanac.job.leased_by is 'The worker that holds the lease.';
 comment on column almanac.job.claimed_at is 'When the running attempt was claimed.';
 comment on column almanac.job.lease_expires_at is 'When the lease ends unless it is extended.';
-comment on column almanac.job.parked_at is 'Set aside by a claim because its concurrency_key was busy; cleared when the key is free.';
+comment on column almanac.job.parked_at is
+    'Set aside by a claim because its concurrency_key was busy; cleared when the key is free.';
 comment on column almanac.job.cancel_requested_at is 'The worker is told at its next extend_lease.';
 comment on column almanac.job.cancel_requested_by is 'Who asked for it.';
 comment on column almanac.job.cancel_reason is 'Why.';
@@ -355,7 +361,8 @@ create index job_history_dead_job_idx on almanac.job_history (queue, finished_at
 create index job_history_schedule_idx on almanac.job_history (queue, schedule, tick_at) where schedule is not null;
 
 comment on table almanac.job_history is 'Finished jobs. A redriven job has one row for each of its lives.';
-comment on table almanac.job_history_default is 'Catches rows of days that have no partition yet; the housekeeper moves them.';
+comment on table almanac.job_history_default is
+    'Catches rows of days that have no partition yet; the housekeeper moves them.';
 comment on column almanac.job_history.queue is 'As in job.';
 comment on column almanac.job_history.id is 'As in job.';
 comment on column almanac.job_history.job_type is 'As in job.';
@@ -377,7 +384,8 @@ comment on column almanac.job_history.tick_at is 'As in job.';
 comment on column almanac.job_history.caught_up is 'As in job.';
 comment on column almanac.job_history.lease_token is 'The last token issued; the one that completed a completed job.';
 comment on column almanac.job_history.leased_by is 'The worker of the last attempt, if it was running when it ended.';
-comment on column almanac.job_history.claimed_at is 'When the last attempt was claimed, if it was running when it ended.';
+comment on column almanac.job_history.claimed_at is
+    'When the last attempt was claimed, if it was running when it ended.';
 comment on column almanac.job_history.error is 'Error of the last failed or lost attempt.';
 comment on column almanac.job_history.result is 'What the handler returned.';
 comment on column almanac.job_history.external_id is 'The other side''s id of the effect.';
@@ -403,8 +411,10 @@ create table almanac.attempt (
 ) partition by range (finished_at);
 create table almanac.attempt_default partition of almanac.attempt default;
 
-comment on table almanac.attempt is 'Attempts that ended other than well. A completed one is described by its row in job_history.';
-comment on table almanac.attempt_default is 'Catches rows of days that have no partition yet; the housekeeper moves them.';
+comment on table almanac.attempt is
+    'Attempts that ended other than well. A completed one is described by its row in job_history.';
+comment on table almanac.attempt_default is
+    'Catches rows of days that have no partition yet; the housekeeper moves them.';
 comment on column almanac.attempt.queue is 'The queue.';
 comment on column almanac.attempt.job_id is 'The job.';
 comment on column almanac.attempt.attempt is 'Its number within that life of the job.';

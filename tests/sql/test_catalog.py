@@ -15,10 +15,9 @@ by_function = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function
 
 
 @pytest.fixture(scope="module")
-def catalog(server):
-    """The installed schema, with the real clock; read only."""
-    with psycopg.connect(server.dsn_of("almanac_live_template"), autocommit=True) as conn:
-        conn.execute("set default_transaction_read_only = on")
+def catalog(clone):
+    """The installed schema, with the real clock."""
+    with clone("almanac_live_template") as dsn, psycopg.connect(dsn, autocommit=True) as conn:
         yield conn
 
 
@@ -87,7 +86,7 @@ def test_the_roles_hold_no_privilege_on_a_table(catalog):
     )
 
 
-def test_every_plpgsql_function_passes_plpgsql_check(clone, server):
+def test_every_plpgsql_function_passes_plpgsql_check(clone):
     with clone("almanac_live_template") as dsn, psycopg.connect(dsn, autocommit=True) as conn:
         if not conn.execute("select name from pg_available_extensions where name = 'plpgsql_check'").fetchall():
             pytest.skip("plpgsql_check is not available on this server")
@@ -177,7 +176,7 @@ def relations(catalog):
     return set(
         names(
             catalog,
-            "select relname from pg_class where relnamespace = 'almanac'::regnamespace and relkind in ('r', 'p', 'v')",
+            "select relname from pg_class where relnamespace = 'almanac'::regnamespace and relkind in ('r', 'p', 'v', 'S')",
         )
     )
 
@@ -189,8 +188,10 @@ def test_a_header_says_what_the_function_touches(function, relations):
     for kind in ("reads", "writes", "calls"):
         stated, found = getattr(declared, kind), getattr(actual, kind)
         # Dynamic SQL hides names in strings: a header may state those too.
-        in_strings = {name for name in stated if re.search(rf"\b{name}\b", function.strings)}
-        assert found <= stated <= found | in_strings, f"{function.file}: {function.name} {kind} {sorted(found)}"
+        allowed = found | {name for name in stated if re.search(rf"\b{name}\b", function.strings)}
+        if kind == "reads":  # a table that is written may be stated as read as well, or not
+            found, allowed = found - actual.writes, allowed | actual.writes
+        assert found <= stated <= allowed, f"{function.file}: {function.name} {kind} {sorted(found)}"
 
 
 @by_function
