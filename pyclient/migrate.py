@@ -11,6 +11,7 @@ import alembic.config
 import alembic.op
 import alembic.script
 import sqlalchemy
+import sqlalchemy.exc
 import sqlalchemy.pool
 
 from pyclient import database, errors, files
@@ -106,7 +107,10 @@ def _run_revisions(connection: sqlalchemy.Connection) -> None:
     config = alembic.config.Config()
     config.set_main_option("script_location", str(files.folder("migrations")).replace("%", "%%"))
     config.attributes["connection"] = connection
-    alembic.command.upgrade(config, "head")
+    try:
+        alembic.command.upgrade(config, "head")
+    except sqlalchemy.exc.DBAPIError as error:  # what the server said, without SQLAlchemy around it
+        raise error.orig or error from error
 
 
 def run_sql(script: str) -> None:

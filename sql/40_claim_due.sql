@@ -17,7 +17,6 @@ declare
     v_memory    almanac.claim_memory := nullif(current_setting(v_setting, true), '')::almanac.claim_memory;
     v_backdated bigint := (select backdated_job_seq.last_value from almanac.backdated_job_seq);
     v_look_back boolean;
-    v_level     integer;
     v_jobs      tid[];
     v_found     tid[];
     v_due_at    timestamptz;

