@@ -173,7 +173,8 @@ comment on function almanac._zone(text) is 'A zone name that cannot be mistaken 
 create or replace function almanac._calendar_holds(instant timestamptz)
     returns boolean
     language sql immutable parallel safe
-    return extract(epoch from _calendar_holds.instant) between -62135510400 and 253402214400;
+    return _calendar_holds.instant >= timestamptz '0001-01-02 00:00:00+00'
+           and _calendar_holds.instant < timestamptz '9999-12-31 00:00:00+00';
 comment on function almanac._calendar_holds(timestamptz) is 'Whether an instant is finite and of the years 1 to 9999.';
 
 -- 21 _good_run_arguments: the same question as _check_run_arguments as one expression, because it is asked every time.

@@ -17,13 +17,17 @@ declare
     v_day     integer := date_part('day', v_date);
     v_first   integer := v_seconds / 86400 - v_day + 1;
     v_until   integer := v_year + 50;
+    v_dow     integer;
+    v_length  integer;
     v_hour    integer;
     v_minute  integer;
     v_days    bigint  := 0;
     v_rest    bigint;
 begin
     if (rule.month_mask >> v_month) & 1 = 1 then
-        v_days := almanac._month_days(rule, (v_first + 3) % 7, almanac._month_length(v_year, v_month));
+        v_dow := (v_first + 3) % 7;
+        v_length := almanac._month_length(v_year, v_month);
+        v_days := almanac._month_days(rule, v_dow, v_length);
         if (v_days >> v_day) & 1 = 1 then
             -- Today: this hour and minute, a later minute, a later hour; whichever comes first.
             v_hour := v_time / 3600;
@@ -60,7 +64,9 @@ begin
         end if;
         v_month := almanac._lowest_bit(v_rest);
         v_first := make_date(v_year, v_month, 1) - date '1970-01-01' + c_shift;
-        v_days := almanac._month_days(rule, (v_first + 3) % 7, almanac._month_length(v_year, v_month));
+        v_dow := (v_first + 3) % 7;
+        v_length := almanac._month_length(v_year, v_month);
+        v_days := almanac._month_days(rule, v_dow, v_length);
     end loop;
     return (v_first + almanac._lowest_bit(v_days) - 1 - c_shift)::bigint * 86400
            + almanac._lowest_bit(rule.hour_mask) * 3600
@@ -86,13 +92,17 @@ declare
     v_day     integer := date_part('day', v_date);
     v_first   integer := v_seconds / 86400 - v_day + 1;
     v_until   integer := greatest(v_year - 50, 1);
+    v_dow     integer;
+    v_length  integer;
     v_hour    integer;
     v_minute  integer;
     v_days    bigint  := 0;
     v_rest    bigint;
 begin
     if (rule.month_mask >> v_month) & 1 = 1 then
-        v_days := almanac._month_days(rule, (v_first + 3) % 7, almanac._month_length(v_year, v_month));
+        v_dow := (v_first + 3) % 7;
+        v_length := almanac._month_length(v_year, v_month);
+        v_days := almanac._month_days(rule, v_dow, v_length);
         if (v_days >> v_day) & 1 = 1 then
             v_hour := v_time / 3600;
             v_minute := v_time / 60 % 60;
@@ -126,7 +136,9 @@ begin
         end if;
         v_month := almanac._highest_bit(v_rest);
         v_first := make_date(v_year, v_month, 1) - date '1970-01-01' + c_shift;
-        v_days := almanac._month_days(rule, (v_first + 3) % 7, almanac._month_length(v_year, v_month));
+        v_dow := (v_first + 3) % 7;
+        v_length := almanac._month_length(v_year, v_month);
+        v_days := almanac._month_days(rule, v_dow, v_length);
     end loop;
     return (v_first + almanac._highest_bit(v_days) - 1 - c_shift)::bigint * 86400
            + almanac._highest_bit(rule.hour_mask) * 3600
@@ -371,16 +383,15 @@ create or replace function almanac.next_run(
     cron text, timezone text, after timestamptz, dst_gap text default 'after', dst_overlap text default 'first',
     anchor timestamptz default '1970-01-01 00:00:00+00')
     returns timestamptz
-    language plpgsql immutable strict parallel safe set search_path = ''
+    language plpgsql immutable strict parallel safe security definer set search_path = ''
 as $$
 declare
-    v_rule almanac.cron_rule := almanac.parse_cron(cron);
-    v_run  timestamptz;
+    v_run timestamptz;
 begin
     if not almanac._good_run_arguments(timezone, after, dst_gap, dst_overlap, anchor) then
         perform almanac._check_run_arguments(timezone, after, dst_gap, dst_overlap, anchor);
     end if;
-    v_run := almanac._next_run(v_rule, timezone, after, dst_gap, dst_overlap, anchor);
+    v_run := almanac._next_run(almanac.parse_cron(cron), timezone, after, dst_gap, dst_overlap, anchor);
     if v_run is null then
         perform almanac._refuse_no_run(cron, timezone);
     end if;
@@ -396,16 +407,15 @@ create or replace function almanac.previous_run(
     cron text, timezone text, before timestamptz, dst_gap text default 'after', dst_overlap text default 'first',
     anchor timestamptz default '1970-01-01 00:00:00+00')
     returns timestamptz
-    language plpgsql immutable strict parallel safe set search_path = ''
+    language plpgsql immutable strict parallel safe security definer set search_path = ''
 as $$
 declare
-    v_rule almanac.cron_rule := almanac.parse_cron(cron);
-    v_run  timestamptz;
+    v_run timestamptz;
 begin
     if not almanac._good_run_arguments(timezone, before, dst_gap, dst_overlap, anchor) then
         perform almanac._check_run_arguments(timezone, before, dst_gap, dst_overlap, anchor);
     end if;
-    v_run := almanac._previous_run(v_rule, timezone, before, dst_gap, dst_overlap, anchor);
+    v_run := almanac._previous_run(almanac.parse_cron(cron), timezone, before, dst_gap, dst_overlap, anchor);
     if v_run is null then
         perform almanac._refuse_no_run(cron, timezone);
     end if;
@@ -421,7 +431,7 @@ create or replace function almanac.next_runs(
     cron text, timezone text, after timestamptz, count integer default 10, dst_gap text default 'after',
     dst_overlap text default 'first', anchor timestamptz default '1970-01-01 00:00:00+00')
     returns setof timestamptz
-    language plpgsql immutable strict parallel safe set search_path = ''
+    language plpgsql immutable strict parallel safe security definer set search_path = ''
 as $$
 declare
     v_rule almanac.cron_rule := almanac.parse_cron(cron);

@@ -32,65 +32,77 @@ create or replace function almanac._week_days(weekdays bigint, first_dow integer
 comment on function almanac._week_days(bigint, integer) is
     'Days of a month whose first day is weekday first_dow that fall on the given weekdays.';
 
--- 21 _modified_days: the days that L, LW, nW, nL and n#k select in one month, merged with the plain day masks.
--- Kept apart from _month_days because most rules have no modifier and should not pay for them.
+-- 21 _nearest_days: nW for several n at once: the days of a month that are the weekday nearest to a marked day.
+-- Saturday moves to Friday and Sunday to Monday, but never out of the month: the 1st to Monday the 3rd, the last day to
+-- the Friday before it. What leaves the month on the way is cut off by the caller.
 -- Calls: _week_days.
-create or replace function almanac._modified_days(rule almanac.cron_rule, first_dow integer, month_length integer)
+create or replace function almanac._nearest_days(marked bigint, first_dow integer, month_length integer)
     returns bigint
-    language plpgsql immutable parallel safe set search_path = ''
-as $$
-declare
-    v_month     bigint := (2::bigint << month_length) - 2;
-    v_last_day  bigint := 1::bigint << month_length;
-    v_nearest   bigint := rule.dom_nearest_mask & v_month;
-    v_saturdays bigint;
-    v_sundays   bigint;
-    v_keep      bigint;
-    v_dom       bigint := rule.dom_mask | (rule.dom_end_mask >> (31 - month_length));
-    v_dow       bigint := almanac._week_days(rule.dow_mask, first_dow);
-begin
-    if rule.dom_last_weekday then
-        v_dom := v_dom | (v_last_day >> case (first_dow + month_length - 1) % 7 when 0 then 2 when 6 then 1 else 0 end);
-    end if;
-    if v_nearest <> 0 then
-        v_saturdays := v_nearest & almanac._week_days(64, first_dow);
-        v_sundays := v_nearest & almanac._week_days(1, first_dow);
-        -- Saturday the 1st moves to Monday the 3rd, a Sunday at the end to the Friday before: never out of the month.
-        v_dom := v_dom | (v_nearest & ~(v_saturdays | v_sundays))
-            | (v_saturdays >> 1) | ((v_saturdays & 2) << 2)
-            | (v_sundays << 1) | ((v_sundays & v_last_day) >> 2);
-    end if;
-    if rule.dow_last_mask <> 0 then
-        v_dow := v_dow | (almanac._week_days(rule.dow_last_mask, first_dow) & (127::bigint << (month_length - 6)));
-    end if;
-    if rule.dow_nth_mask <> 0 then
-        -- Turns each group of seven bits by first_dow: bit = weekday becomes bit = place in that week of the month.
-        v_keep := ((1::bigint << (7 - first_dow)) - 1) * 270549121;
-        v_dow := v_dow | ((((rule.dow_nth_mask >> first_dow) & v_keep)
-                          | ((rule.dow_nth_mask << (7 - first_dow)) & ~v_keep)) << 1);
-    end if;
-    return v_month & case when rule.days_must_both then v_dom & v_dow else v_dom | v_dow end;
-end;
-$$;
-comment on function almanac._modified_days(almanac.cron_rule, integer, integer) is
-    'Days of one month that a rule with day modifiers selects, as bits 1 to 31.';
+    language sql immutable parallel safe
+    return (_nearest_days.marked & ~almanac._week_days(65, _nearest_days.first_dow))
+           | ((_nearest_days.marked & almanac._week_days(64, _nearest_days.first_dow)) >> 1)
+           | ((_nearest_days.marked & almanac._week_days(64, _nearest_days.first_dow) & 2) << 2)
+           | ((_nearest_days.marked & almanac._week_days(1, _nearest_days.first_dow)) << 1)
+           | ((_nearest_days.marked & almanac._week_days(1, _nearest_days.first_dow)
+               & (1::bigint << _nearest_days.month_length)) >> 2);
+comment on function almanac._nearest_days(bigint, integer, integer) is
+    'The weekdays, Monday to Friday, nearest to the marked days of a month.';
+
+-- 21 _nth_days: n#k for several n and k at once. Turns each group of seven bits by first_dow, so that a bit that stood
+-- for a weekday stands for a place in that week of the month; the factor repeats the seven bits five times.
+create or replace function almanac._nth_days(nth_mask bigint, first_dow integer)
+    returns bigint
+    language sql immutable parallel safe
+    return (((_nth_days.nth_mask >> _nth_days.first_dow) & (((1::bigint << (7 - _nth_days.first_dow)) - 1) * 270549121))
+            | ((_nth_days.nth_mask << (7 - _nth_days.first_dow))
+               & ~(((1::bigint << (7 - _nth_days.first_dow)) - 1) * 270549121))) << 1;
+comment on function almanac._nth_days(bigint, integer) is 'Days of a month that are the k-th of their weekday.';
+
+-- 21 _dom_days: the days of one month that the day-of-month field selects, modifiers included.
+-- Calls: _nearest_days.
+create or replace function almanac._dom_days(rule almanac.cron_rule, first_dow integer, month_length integer)
+    returns bigint
+    language sql immutable parallel safe
+    return (_dom_days.rule).dom_mask
+           | ((_dom_days.rule).dom_end_mask >> (31 - _dom_days.month_length))
+           | case when (_dom_days.rule).dom_last_weekday
+                  then (1::bigint << _dom_days.month_length)
+                       >> case (_dom_days.first_dow + _dom_days.month_length - 1) % 7
+                          when 0 then 2 when 6 then 1 else 0 end
+                  else 0 end
+           | case when (_dom_days.rule).dom_nearest_mask = 0 then 0
+                  else almanac._nearest_days(
+                           (_dom_days.rule).dom_nearest_mask & ((2::bigint << _dom_days.month_length) - 2),
+                           _dom_days.first_dow, _dom_days.month_length) end;
+comment on function almanac._dom_days(almanac.cron_rule, integer, integer) is
+    'Days of one month that the day-of-month field of a rule selects.';
+
+-- 21 _dow_days: the days of one month that the day-of-week field selects, modifiers included.
+-- Calls: _nth_days, _week_days.
+create or replace function almanac._dow_days(rule almanac.cron_rule, first_dow integer, month_length integer)
+    returns bigint
+    language sql immutable parallel safe
+    return almanac._week_days((_dow_days.rule).dow_mask, _dow_days.first_dow)
+           | case when (_dow_days.rule).dow_last_mask = 0 then 0
+                  else almanac._week_days((_dow_days.rule).dow_last_mask, _dow_days.first_dow)
+                       & (127::bigint << (_dow_days.month_length - 6)) end
+           | case when (_dow_days.rule).dow_nth_mask = 0 then 0
+                  else almanac._nth_days((_dow_days.rule).dow_nth_mask, _dow_days.first_dow) end;
+comment on function almanac._dow_days(almanac.cron_rule, integer, integer) is
+    'Days of one month that the day-of-week field of a rule selects.';
 
 -- 21 _month_days: the days of one month that a rule selects, from the weekday of the 1st and the month's length.
--- Calls: _modified_days, _week_days.
+-- Like its parts one expression, which the planner puts in place of the call as long as the arguments are variables.
+-- Calls: _dom_days, _dow_days.
 create or replace function almanac._month_days(rule almanac.cron_rule, first_dow integer, month_length integer)
     returns bigint
     language sql immutable parallel safe
-    return case
-        when (_month_days.rule).dom_end_mask | (_month_days.rule).dom_nearest_mask
-             | (_month_days.rule).dow_nth_mask | (_month_days.rule).dow_last_mask <> 0
-             or (_month_days.rule).dom_last_weekday
-        then almanac._modified_days(_month_days.rule, _month_days.first_dow, _month_days.month_length)
-        when (_month_days.rule).days_must_both
-        then (_month_days.rule).dom_mask & ((2::bigint << _month_days.month_length) - 2)
-             & almanac._week_days((_month_days.rule).dow_mask, _month_days.first_dow)
-        else ((_month_days.rule).dom_mask | almanac._week_days((_month_days.rule).dow_mask, _month_days.first_dow))
-             & ((2::bigint << _month_days.month_length) - 2)
-    end;
+    return ((2::bigint << _month_days.month_length) - 2)
+           & case when (_month_days.rule).days_must_both
+                  then almanac._dom_days(_month_days.rule, _month_days.first_dow, _month_days.month_length)
+                       & almanac._dow_days(_month_days.rule, _month_days.first_dow, _month_days.month_length)
+                  else almanac._dom_days(_month_days.rule, _month_days.first_dow, _month_days.month_length)
+                       | almanac._dow_days(_month_days.rule, _month_days.first_dow, _month_days.month_length) end;
 comment on function almanac._month_days(almanac.cron_rule, integer, integer) is
     'Days of one month that a rule selects, as bits 1 to 31.';
 
@@ -157,7 +169,7 @@ comment on function almanac._parse_every(text) is 'Microseconds in a Go-style du
 -- Calls: _has_a_date, _parse_every.
 create or replace function almanac.parse_cron(cron text)
     returns almanac.cron_rule
-    language plpgsql immutable strict parallel safe set search_path = ''
+    language plpgsql immutable strict parallel safe security definer set search_path = ''
 as $$
 declare
     c_field   constant text[] := '{second,minute,hour,day of month,month,day of week}';

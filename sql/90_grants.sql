@@ -42,8 +42,9 @@ grant execute on function
     almanac.put_queue, almanac.put_job_type, almanac.grant_queue, almanac.revoke_queue, almanac.open_queue
     to almanac_admin;
 
--- everybody with a role: the time, and nothing that writes.
-grant execute on function almanac.clock, almanac.attempt_key
+-- everybody with a role: the time, what cron says, and nothing that writes.
+grant execute on function
+    almanac.clock, almanac.attempt_key, almanac.parse_cron, almanac.next_run, almanac.next_runs, almanac.previous_run
     to almanac_producer, almanac_worker, almanac_operator, almanac_observer, almanac_admin;
 
 grant select on
