@@ -1,36 +1,46 @@
 # make demo   see it work, on a PostgreSQL from a PyPI wheel: nothing to set up
-# make test   everything that guards the project; PG=embedded runs the tests on the wheel's PostgreSQL
+# make test   everything that guards the project (PG=embedded: on the wheel's PostgreSQL only)
+# make lint   the checks without the tests
+# make bench  how fast it is here; make bench-peers: beside other job queues
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PG     ?= auto
 PYTEST_ARGS ?=
 
-.PHONY: venv demo test lint bench bench-peers freeze-baseline
-.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint bench bench-peers freeze-baseline
 
 help:
-	@sed -n '1,2s/^# //p' Makefile
+	@sed -n '/^#/!q; s/^# //p' Makefile
 
 venv: $(VENV)/.installed
 
+# Made again when pyproject.toml changes, so that a pull that brings a dependency is enough.
 $(VENV)/.installed: pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name it: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12 ...")'
+	@echo 'making $(VENV), which takes a minute the first time ...'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
+demo: venv
+	@$(BIN)/python docs/examples/demo.py
+
+# The second run covers another major version: the functions and tables on the newest PostgreSQL, from the wheel.
 test: venv
-	@PATH="$(abspath $(BIN)):$$PATH" tests/prepare $(PG)
-	$(MAKE) --no-print-directory lint
+	@tests/prepare $(PG)
+	@$(MAKE) --no-print-directory lint
 	$(BIN)/pytest --pg=$(PG) -n auto $(PYTEST_ARGS)
+ifneq ($(PG),embedded)
+	$(BIN)/pytest --pg=embedded -n auto $(PYTEST_ARGS) tests/sql
+endif
 
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/squawk migrations/versions/*.sql
+	$(BIN)/python migrations/check.py
 
 bench: venv
 	$(BIN)/python -m tests.bench

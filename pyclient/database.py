@@ -25,6 +25,7 @@ import psycopg
 import psycopg.errors
 import psycopg.rows
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import Jsonb
 
 from pyclient import errors
@@ -299,10 +300,13 @@ def put_schedule(
 # ── connecting, installing ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+CONNECT_TIMEOUT = 10  # seconds; without it an address that nobody answers at is waited for by the minute
+
+
 def connect(dsn: str, *, autocommit: bool = True, application_name: str = "pyclient") -> Connection:
     """A connection, or CannotConnect with one line that says why."""
     try:
-        return psycopg.connect(dsn, autocommit=autocommit, fallback_application_name=application_name)
+        return psycopg.connect(_with_defaults(dsn, application_name), autocommit=autocommit)
     except psycopg.Error as error:
         raise _cannot_connect(error) from error
 
@@ -310,11 +314,16 @@ def connect(dsn: str, *, autocommit: bool = True, application_name: str = "pycli
 async def connect_async(dsn: str, *, autocommit: bool = True, application_name: str = "pyclient") -> AsyncConnection:
     """The same for asyncio."""
     try:
-        return await psycopg.AsyncConnection.connect(
-            dsn, autocommit=autocommit, fallback_application_name=application_name
-        )
+        return await psycopg.AsyncConnection.connect(_with_defaults(dsn, application_name), autocommit=autocommit)
     except psycopg.Error as error:
         raise _cannot_connect(error) from error
+
+
+def _with_defaults(dsn: str, application_name: str) -> str:
+    """What the DSN says goes first."""
+    given = conninfo_to_dict(dsn)
+    defaults: dict[str, str | int] = {"connect_timeout": CONNECT_TIMEOUT, "fallback_application_name": application_name}
+    return make_conninfo(dsn, **{name: value for name, value in defaults.items() if name not in given})
 
 
 def _cannot_connect(error: psycopg.Error) -> errors.CannotConnect:

@@ -36,6 +36,7 @@ class Account:
 
     uid: int | None = None
     gid: int | None = None
+    name: str = ""
 
     def run(self, command: Sequence[str | Path], **options: Any) -> "subprocess.CompletedProcess[str]":
         options = {"capture_output": True, "text": True} | self.process_options() | options
@@ -58,7 +59,7 @@ def account() -> Account:
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
             entry = pwd.getpwnam(name)
-            return Account(entry.pw_uid, entry.pw_gid)
+            return Account(entry.pw_uid, entry.pw_gid, name)
     raise errors.CannotConnect(
         "cannot start the embedded server as root: no user `postgres` or `nobody` to run it as",
         hint="Run pyclient as another user, or give --dsn.",
@@ -104,19 +105,26 @@ def server(data_dir: Path) -> Iterator[str]:
         raise errors.CannotConnect(
             f"cannot use {data_dir} for the embedded server: {error.strerror}", hint="Set ALMANAC_DATA_DIR."
         ) from error
+    if who.run(["test", "-x", data_dir]).returncode != 0:
+        raise errors.CannotConnect(
+            f"cannot use {data_dir} for the embedded server: it runs as user {who.name}, who cannot look in there",
+            hint="Set ALMANAC_DATA_DIR to a folder that every user can enter.",
+        )
     with users:
-        with _alone(data_dir):
-            cluster = Cluster(who, binaries(who, data_dir), data_dir)
-            fcntl.flock(users, fcntl.LOCK_SH)
-            cluster.ensure_running()
+        cluster = None
         try:
+            with _alone(data_dir):
+                cluster = Cluster(who, binaries(who, data_dir), data_dir)
+                fcntl.flock(users, fcntl.LOCK_SH)
+                cluster.ensure_running()
             yield cluster.dsn
         finally:
-            with _alone(data_dir):
-                fcntl.flock(users, fcntl.LOCK_UN)
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    cluster.stop()
+            if cluster is not None:
+                with _alone(data_dir):
+                    fcntl.flock(users, fcntl.LOCK_UN)
+                    with contextlib.suppress(BlockingIOError):
+                        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        cluster.stop()
 
 
 @contextlib.contextmanager

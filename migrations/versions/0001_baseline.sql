@@ -1,3 +1,5 @@
+-- squawk-ignore-file require-concurrent-index-creation, require-lock-timeout, adding-required-field
+
 -- from 10_queue.sql
 -- 10 queue: the unit of isolation, of rights and of scale-out. Every table that holds work starts its key with it.
 

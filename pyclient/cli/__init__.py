@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
+import psycopg
+import psycopg.errors
 
 from pyclient import __version__, embedded, errors, settings
 
@@ -38,6 +40,10 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except errors.AlmanacError as error:
             refuse(error)
+        except (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege) as error:
+            diag = error.diag
+            message = diag.message_primary or str(error)
+            refuse(errors.AlmanacError(message, detail=diag.message_detail, hint=diag.message_hint))
 
 
 def refuse(error: errors.AlmanacError) -> NoReturn:

@@ -22,10 +22,9 @@ def tool(name: str) -> str:
     return str(bin_dir / name)
 
 
-def psql(dsn: str, *arguments: str, **options: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [tool("psql"), "-X", "-q", "-d", dsn, *arguments], capture_output=True, text=True, check=False, **options
-    )
+def psql(dsn: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [tool("psql"), "-X", "-q", "-d", dsn, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def schema_of(dsn: str) -> str:

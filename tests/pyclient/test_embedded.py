@@ -1,0 +1,122 @@
+"""The embedded server: one for all processes, gone with the last of them, its data kept."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pyclient import embedded, errors
+
+HOLD = """
+import sys
+from pathlib import Path
+from pyclient import embedded
+with embedded.server(Path(sys.argv[1])) as dsn:
+    print(dsn, flush=True)
+    sys.stdin.readline()
+"""
+
+
+class Holder:
+    """Another process that needs the server until it is told to end."""
+
+    def __init__(self, home: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(home)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.dsn = self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        self.process.communicate("\n", timeout=30)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate(timeout=30)
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """Not tmp_path: as root the server runs as another user, who cannot look in there."""
+    home = Path(tempfile.mkdtemp(prefix="almanac-home-"))
+    home.chmod(0o755)
+    yield home
+    if pid := postmaster(home):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGQUIT)
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def postmaster(home: Path) -> int | None:
+    for file in home.glob("*/data/postmaster.pid"):
+        return int(file.read_text().split()[0])
+    return None
+
+
+def test_processes_share_one_server_and_the_last_one_stops_it(home):
+    with ThreadPoolExecutor(3) as pool:
+        holders = list(pool.map(Holder, [home] * 3))
+    assert len({holder.dsn for holder in holders}) == 1
+    first = postmaster(home)
+    for holder in holders[:2]:
+        holder.end()
+        assert postmaster(home) == first
+    with psycopg.connect(holders[2].dsn) as conn:
+        assert conn.execute("select current_database()").fetchone() == ("almanac",)
+    holders[2].end()
+    assert postmaster(home) is None
+
+
+def test_a_killed_process_is_not_counted(home):
+    survivor, victim = Holder(home), Holder(home)
+    victim.kill()
+    assert postmaster(home) is not None
+    survivor.end()
+    assert postmaster(home) is None
+
+
+def test_a_server_whose_last_user_was_killed_is_taken_over(home):
+    Holder(home).kill()
+    left = postmaster(home)
+    assert left is not None
+    heir = Holder(home)
+    assert postmaster(home) == left
+    heir.end()
+    assert postmaster(home) is None
+
+
+def test_data_is_kept_between_runs(home):
+    for expected in (0, 1):
+        with embedded.server(home) as dsn, psycopg.connect(dsn) as conn:
+            conn.execute("create table if not exists kept (run int)")
+            assert conn.execute("select count(*) from kept").fetchone() == (expected,)
+            conn.execute("insert into kept values (1)")
+
+
+def test_nobody_else_can_open_its_socket(home):
+    with embedded.server(home) as dsn, psycopg.connect(dsn) as conn:
+        (sockets,) = conn.execute("show unix_socket_directories").fetchone() or ("",)
+        assert conn.execute("show listen_addresses").fetchone() == ("",)
+    assert Path(sockets).stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_that_cannot_be_used_is_named(home):
+    (home / "file").touch()
+    with pytest.raises(errors.CannotConnect, match="file"), embedded.server(home / "file"):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as another user")
+def test_a_folder_that_the_servers_user_cannot_enter_is_named(home):
+    (home / "closed").mkdir(mode=0o700)
+    with pytest.raises(errors.CannotConnect, match="cannot look in there"), embedded.server(home / "closed" / "data"):
+        pass
