@@ -13,7 +13,8 @@ def sql_of(revision: Path) -> str:
     """What the revision sends, recorded instead of sent."""
     sent: list[str] = []
     spec = importlib.util.spec_from_file_location(revision.stem, revision)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.run_sql = sent.append  # type: ignore[attr-defined]
