@@ -297,6 +297,49 @@ def put_schedule(
 ) -> None: ...
 
 
+# ── cron ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PreviewedRun:
+    run_at: datetime
+    local_time: datetime
+    utc_time: datetime
+    utc_offset: str
+    rule_kind: str
+    note: str | None = None
+
+
+@call
+def describe_cron(*, cron: str) -> str: ...
+
+
+@call
+def next_runs(
+    *,
+    cron: str,
+    timezone: str,
+    after: datetime,
+    count: int = OMIT,
+    dst_gap: str = OMIT,
+    dst_overlap: str = OMIT,
+    anchor: datetime = OMIT,
+) -> list[datetime]: ...
+
+
+@call
+def preview_cron(
+    *,
+    cron: str,
+    timezone: str = OMIT,
+    count: int = OMIT,
+    after: datetime | None = OMIT,
+    dst_gap: str = OMIT,
+    dst_overlap: str = OMIT,
+    anchor: datetime = OMIT,
+) -> list[PreviewedRun]: ...
+
+
 # ── connecting, installing ──────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -25,6 +25,7 @@ $$;
 
 \ir 20_clock.sql
 \ir 21_cron_arguments.sql
+\ir 21_cron_describe.sql
 \ir 21_cron_next.sql
 \ir 21_cron_parse.sql
 \ir 22_backoff.sql
