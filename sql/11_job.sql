@@ -41,6 +41,8 @@ create table almanac.job (
     constraint job_running_has_an_attempt check (state <> 'running' or attempt > 0),
     constraint job_parked_only_while_waiting check (parked_at is null or state in ('scheduled', 'retrying')),
     constraint job_cancel_request_only_while_running check (cancel_requested_at is null or state = 'running'),
+    -- Longer, and with four bytes to a character, it would not fit into job_unpark_idx beside queue and job_type.
+    constraint job_concurrency_key_is_readable check (concurrency_key ~ '\S' and length(concurrency_key) <= 200),
     constraint job_due_at_is_finite check (isfinite(due_at)),
     constraint job_payload_is_object_or_array check (jsonb_typeof(payload) in ('object', 'array')),
     constraint job_max_attempts_is_positive check (max_attempts > 0)
@@ -53,7 +55,8 @@ create index job_claim_due_idx on almanac.job (queue, priority, due_at, id)
 create index job_reclaim_expired_idx on almanac.job (queue) where state = 'running';
 create index job_running_key_idx on almanac.job (queue, concurrency_key)
     where state = 'running' and concurrency_key is not null;
-create index job_unpark_idx on almanac.job (queue, concurrency_key, priority desc, due_at, id)
+-- By type, because a freed place is offered to the first parked job of each: workers may be for some types only.
+create index job_unpark_idx on almanac.job (queue, concurrency_key, job_type, priority desc, due_at, id)
     where parked_at is not null;
 create index job_schedule_idx on almanac.job (queue, schedule) where schedule is not null;
 
@@ -102,7 +105,7 @@ create table almanac.dedup (
     job_id     bigint not null,
     held_until timestamptz,
     constraint dedup_pkey primary key (queue, dedup_key),
-    constraint dedup_key_is_readable check (dedup_key ~ '\S' and length(dedup_key) <= 1000)
+    constraint dedup_key_is_readable check (dedup_key ~ '\S' and length(dedup_key) <= 400)
 );
 -- The housekeeper drops windows that have passed.
 create index dedup_prune_idx on almanac.dedup (held_until) where held_until is not null;

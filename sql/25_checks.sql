@@ -25,6 +25,11 @@ create or replace function almanac._check_payload(payload jsonb, max_bytes integ
     returns void
     language plpgsql immutable set search_path = ''
 as $$
+declare
+    -- A value that comes out of a table may be compressed, and then its column size says nothing.
+    v_bytes bigint := case when pg_column_compression(_check_payload.payload) is null
+                           then pg_column_size(_check_payload.payload)
+                           else octet_length(_check_payload.payload::text) end;
 begin
     if _check_payload.payload is null or jsonb_typeof(_check_payload.payload) not in ('object', 'array') then
         raise exception using errcode = 'PA005',
@@ -32,9 +37,9 @@ begin
             detail  = format('It is %s.', coalesce('a JSON ' || jsonb_typeof(_check_payload.payload), 'null')),
             hint    = 'Wrap the value, as in {"value": ...}; leave payload out for an empty object.';
     end if;
-    if pg_column_size(_check_payload.payload) > _check_payload.max_bytes then
+    if v_bytes > _check_payload.max_bytes then
         raise exception using errcode = 'PA005',
-            message = format('payload of %s bytes is too large', pg_column_size(_check_payload.payload)),
+            message = format('payload of %s bytes is too large', v_bytes),
             detail  = format('This queue takes up to %s bytes.', _check_payload.max_bytes),
             hint    = 'Store the data elsewhere and pass a reference, or raise the limit with '
                       'put_queue(queue => ..., max_payload_bytes => ...).';

@@ -1,41 +1,65 @@
--- 32 _take_dedup_keys: takes the given keys for the given jobs and returns the positions that got theirs. A key is
--- free when nobody holds it, when its window has passed, or when the job behind it is gone. The primary key of dedup
--- decides, not a look-up: of two sessions that want one key, the second waits for the first and then sees it taken.
--- Reads: job, job_history. Writes: dedup. Calls: clock.
+-- 32 _take_dedup_keys: takes the given keys for the given jobs and returns who holds each key then, in the order given:
+-- the given job if it got the key, another one if not. A key is free when nobody holds it, when its window has passed,
+-- or when the job behind it is gone. The primary key of dedup decides, not a look-up: of two sessions that want one
+-- key, the second waits for the first and then sees it taken. Whether a holder is gone is asked in a statement of its
+-- own, after its row is locked: the one that waited has a snapshot from before the holder's job was there.
+-- Reads: dedup, job, job_history. Writes: dedup. Calls: clock.
 create or replace function almanac._take_dedup_keys(
     queue text, dedup_keys text[], job_ids bigint[], held_until timestamptz)
     returns bigint[]
     language plpgsql volatile set search_path = '' set enable_seqscan = off
 as $$
 declare
-    v_now   timestamptz := almanac.clock();
-    v_taken bigint[];
+    v_now     timestamptz := almanac.clock();
+    v_taken   bigint;
+    v_free    text[];
+    v_holders bigint[];
 begin
-    -- Sorted, so that two batches with keys in common wait for each other instead of deadlocking.
-    with wanted as (
-        select distinct on (k.dedup_key) k.dedup_key, k.job_id
+    loop
+        -- Sorted, so that two batches with keys in common wait for each other instead of deadlocking; and a key that
+        -- is held is not locked, so that whoever finishes its job does not wait for us.
+        insert into almanac.dedup (queue, dedup_key, job_id, held_until)
+        select distinct on (k.dedup_key) _take_dedup_keys.queue, k.dedup_key, k.job_id, _take_dedup_keys.held_until
           from unnest(_take_dedup_keys.dedup_keys, _take_dedup_keys.job_ids) as k (dedup_key, job_id)
+         where k.dedup_key is not null
          order by k.dedup_key, k.job_id
-    ), taken as (
-        insert into almanac.dedup as d (queue, dedup_key, job_id, held_until)
-        select _take_dedup_keys.queue, wanted.dedup_key, wanted.job_id, _take_dedup_keys.held_until
-          from wanted
-         order by wanted.dedup_key
-        on conflict on constraint dedup_pkey do update
-           set job_id = excluded.job_id, held_until = excluded.held_until
-         where d.held_until <= v_now
-            or (not exists (select from almanac.job where job.queue = d.queue and job.id = d.job_id)
-                and (d.held_until is null
-                     or not exists (select from almanac.job_history
-                                     where job_history.queue = d.queue and job_history.id = d.job_id)))
-        returning d.job_id
-    )
-    select coalesce(array_agg(taken.job_id), '{}') into v_taken from taken;
-    return v_taken;
+        on conflict on constraint dedup_pkey do nothing;
+        get diagnostics v_taken = row_count;
+        if v_taken = cardinality(_take_dedup_keys.dedup_keys) then
+            return _take_dedup_keys.job_ids;
+        end if;
+        select array_agg(free.dedup_key) into v_free
+          from (select d.dedup_key from almanac.dedup d
+                 where d.queue = _take_dedup_keys.queue and d.dedup_key = any (_take_dedup_keys.dedup_keys)
+                   and (d.held_until <= v_now
+                        or not exists (select from almanac.job where job.queue = d.queue and job.id = d.job_id))
+                 order by d.dedup_key
+                   for update) free;
+        if v_free is not null then
+            update almanac.dedup d set job_id = wanted.job_id, held_until = _take_dedup_keys.held_until
+              from (select k.dedup_key, min(k.job_id) as job_id
+                      from unnest(_take_dedup_keys.dedup_keys, _take_dedup_keys.job_ids) as k (dedup_key, job_id)
+                     where k.dedup_key = any (v_free)
+                     group by k.dedup_key) wanted
+             where d.queue = _take_dedup_keys.queue and d.dedup_key = wanted.dedup_key
+               and (d.held_until <= v_now
+                    or (not exists (select from almanac.job where job.queue = d.queue and job.id = d.job_id)
+                        and (d.held_until is null
+                             or not exists (select from almanac.job_history
+                                             where job_history.queue = d.queue and job_history.id = d.job_id))));
+        end if;
+        select array_agg(d.job_id order by k.n) into v_holders
+          from unnest(_take_dedup_keys.dedup_keys) with ordinality as k (dedup_key, n)
+          left join almanac.dedup d on d.queue = _take_dedup_keys.queue and d.dedup_key = k.dedup_key;
+        -- A holder that finished in the meantime has freed its key: try again.
+        exit when not exists (select from unnest(_take_dedup_keys.dedup_keys, v_holders) as k (dedup_key, holder)
+                               where k.dedup_key is not null and k.holder is null);
+    end loop;
+    return v_holders;
 end;
 $$;
 comment on function almanac._take_dedup_keys(text, text[], bigint[], timestamptz) is
-    'Take dedup keys for jobs about to be made; returns the ids of the jobs that got theirs.';
+    'Take dedup keys for jobs about to be made; returns which job holds each key then.';
 
 -- 32 _learn: a queue remembers the priorities used in it, and whether keys are: claims look only at what exists.
 -- Writes: queue. Calls: clock.
@@ -92,7 +116,7 @@ comment on function almanac._check_enqueue(text, timestamptz, integer, interval,
     'Raises unless a job with these settings can be made.';
 
 -- 32 enqueue: (nothing) -> scheduled, in the caller's transaction: if that rolls back there is no job.
--- Reads: job_type, dedup. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload,
+-- Reads: job_type. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload,
 -- _open_queue, _take_dedup_keys, _learn, _ring.
 create or replace function almanac.enqueue(
     queue text,
@@ -123,17 +147,15 @@ begin
                                    enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay);
     perform almanac._check_payload(enqueue.payload, v_queue.max_payload_bytes);
     if enqueue.dedup_key is not null then
-        perform almanac._check_name('a dedup_key', enqueue.dedup_key, 1000);
-        loop
-            exit when v_id = any (almanac._take_dedup_keys(
-                enqueue.queue, array[enqueue.dedup_key], array[v_id], v_now + enqueue.dedup_for));
-            select dedup.job_id into v_holder from almanac.dedup
-             where dedup.queue = enqueue.queue and dedup.dedup_key = enqueue.dedup_key;
-            if found then
-                return row (enqueue.queue, v_holder, false)::almanac.enqueued_job;
-            end if;
-            -- The holder finished between the two statements: the key is free, try again.
-        end loop;
+        perform almanac._check_name('a dedup_key', enqueue.dedup_key, 400);
+        v_holder := (almanac._take_dedup_keys(
+            enqueue.queue, array[enqueue.dedup_key], array[v_id], v_now + enqueue.dedup_for))[1];
+        if v_holder <> v_id then
+            return row (enqueue.queue, v_holder, false)::almanac.enqueued_job;
+        end if;
+    end if;
+    if enqueue.concurrency_key is not null then
+        perform almanac._check_name('a concurrency_key', enqueue.concurrency_key, 200);
     end if;
     select * into v_type from almanac.job_type
      where job_type.queue = enqueue.queue and job_type.job_type = enqueue.job_type;
@@ -156,7 +178,7 @@ comment on function almanac.enqueue(text, text, jsonb, timestamptz, integer, tex
     'Make a job in the caller''s transaction; with a dedup_key that is taken, name the job that has it instead.';
 
 -- 32 enqueue_many: as enqueue, for many payloads in one statement. Arrays run in parallel with payloads.
--- Reads: job_type, dedup. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload, _open_queue,
+-- Reads: job_type. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload, _open_queue,
 -- _take_dedup_keys, _learn, _ring.
 create or replace function almanac.enqueue_many(
     queue text,
@@ -181,9 +203,8 @@ declare
     v_queue  almanac.queue := almanac._open_queue(enqueue_many.queue, 'produce');
     v_type   almanac.job_type;
     v_bad    jsonb;
-    v_key    text;
     v_ids    bigint[];
-    v_taken  bigint[];
+    v_owners bigint[];
 begin
     perform almanac._check_enqueue(enqueue_many.job_type, v_due_at, enqueue_many.priority,
                                    enqueue_many.dedup_for, enqueue_many.max_attempts, enqueue_many.base_delay,
@@ -206,19 +227,16 @@ begin
     if found then
         perform almanac._check_payload(v_bad, v_queue.max_payload_bytes);
     end if;
+    perform almanac._check_name('a dedup_key', k.dedup_key, 400)
+       from unnest(enqueue_many.dedup_keys) as k (dedup_key)
+      where k.dedup_key !~ '\S' or length(k.dedup_key) > 400;
+    perform almanac._check_name('a concurrency_key', k.concurrency_key, 200)
+       from unnest(enqueue_many.concurrency_keys) as k (concurrency_key)
+      where k.concurrency_key !~ '\S' or length(k.concurrency_key) > 200;
     v_ids := array(select nextval('almanac.job_id_seq') from generate_subscripts(enqueue_many.payloads, 1));
     if enqueue_many.dedup_keys is not null then
-        select k.dedup_key into v_key from unnest(enqueue_many.dedup_keys) as k (dedup_key)
-         where k.dedup_key !~ '\S' or length(k.dedup_key) > 1000
-         limit 1;
-        if found then
-            perform almanac._check_name('a dedup_key', v_key, 1000);
-        end if;
-        select almanac._take_dedup_keys(enqueue_many.queue, array_agg(k.dedup_key), array_agg(k.job_id),
-                                        v_now + enqueue_many.dedup_for)
-          into v_taken
-          from unnest(enqueue_many.dedup_keys, v_ids) as k (dedup_key, job_id)
-         where k.dedup_key is not null;
+        v_owners := almanac._take_dedup_keys(enqueue_many.queue, enqueue_many.dedup_keys, v_ids,
+                                              v_now + enqueue_many.dedup_for);
     end if;
     select * into v_type from almanac.job_type
      where job_type.queue = enqueue_many.queue and job_type.job_type = enqueue_many.job_type;
@@ -229,9 +247,9 @@ begin
            enqueue_many.max_delay, v_type.lease, p.dedup_key, p.concurrency_key, p.idempotency_key,
            enqueue_many.headers, v_now, almanac._caller()
       from unnest(v_ids, enqueue_many.payloads, enqueue_many.dedup_keys, enqueue_many.concurrency_keys,
-                  enqueue_many.idempotency_keys)
-           as p (id, payload, dedup_key, concurrency_key, idempotency_key)
-     where p.dedup_key is null or p.id = any (v_taken);
+                  enqueue_many.idempotency_keys, v_owners)
+           as p (id, payload, dedup_key, concurrency_key, idempotency_key, holder)
+     where p.dedup_key is null or p.id = p.holder;
     perform almanac._learn(v_queue, enqueue_many.priority::smallint,
                            enqueue_many.concurrency_keys is not null
                            and array_remove(enqueue_many.concurrency_keys, null) <> '{}');
@@ -239,15 +257,10 @@ begin
         perform nextval('almanac.backdated_job_seq');
     end if;
     perform almanac._ring(enqueue_many.queue, v_due_at);
-    if enqueue_many.dedup_keys is null then
-        return query select enqueue_many.queue, p.id, true from unnest(v_ids) as p (id);
-    else
-        return query
-            select enqueue_many.queue, coalesce(dedup.job_id, p.id), dedup.job_id is null or dedup.job_id = p.id
-              from unnest(v_ids, enqueue_many.dedup_keys) with ordinality as p (id, dedup_key, n)
-              left join almanac.dedup on dedup.queue = enqueue_many.queue and dedup.dedup_key = p.dedup_key
-             order by p.n;
-    end if;
+    return query
+        select enqueue_many.queue, coalesce(p.holder, p.id), p.holder is null or p.holder = p.id
+          from unnest(v_ids, v_owners) with ordinality as p (id, holder, n)
+         order by p.n;
 end;
 $$;
 comment on function almanac.enqueue_many(text, text, jsonb[], timestamptz, integer, text[], interval, text[], text[],

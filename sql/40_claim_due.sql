@@ -15,7 +15,8 @@ declare
     v_setting   text := 'almanac.claimed_' || to_hex(hashtextextended(
                             (_pick_due.queue).queue || coalesce(_pick_due.job_types::text, ''), 0));
     v_memory    almanac.claim_memory := nullif(current_setting(v_setting, true), '')::almanac.claim_memory;
-    v_backdated bigint := (select backdated_job_seq.last_value from almanac.backdated_job_seq);
+    -- A sequence that was never drawn from already shows the first value.
+    v_backdated bigint := (select s.last_value + s.is_called::integer from almanac.backdated_job_seq s);
     v_look_back boolean;
     v_jobs      tid[];
     v_found     tid[];
@@ -60,7 +61,8 @@ begin
             end if;
         end loop;
         if v_look_back then
-            v_memory.look_back_cost := greatest(almanac.clock() - v_now, interval '0');
+            -- Within bounds, because the clock may have been set meanwhile.
+            v_memory.look_back_cost := least(greatest(almanac.clock() - v_now, interval '0'), interval '3 seconds');
         end if;
         exit when v_look_back or cardinality(v_jobs) >= _pick_due.batch_size
             or v_now < v_memory.looked_back_at + 20 * v_memory.look_back_cost;
@@ -76,9 +78,9 @@ comment on function almanac._pick_due(almanac.queue, integer, text[]) is
 -- 40 _park: sets jobs aside whose concurrency_key is busy: they leave the claim index until the key is free, so that
 -- those behind them are neither held up nor searched for behind them again. Whoever holds the key is share-locked
 -- meanwhile: it cannot let go of the key before the parked job can be seen. A holder that is just letting go is not
--- waited for; its key's jobs stay where they are and the next claim decides.
+-- waited for; its key's jobs stay where they are and the next claim decides. keys_taken: those of jobs about to run.
 -- Reads: job. Writes: job.
-create or replace function almanac._park(queue text, jobs tid[], keys_taken text[], parked_at timestamptz)
+create or replace function almanac._park(queue almanac.queue, jobs tid[], keys_taken text[], parked_at timestamptz)
     returns void
     language plpgsql volatile set search_path = '' set enable_seqscan = off
 as $$
@@ -89,30 +91,30 @@ begin
     select array_agg(distinct job.concurrency_key) into v_keys from almanac.job where job.ctid = any (_park.jobs);
     with running as materialized (
         select job.id, job.concurrency_key from almanac.job
-         where job.queue = _park.queue and job.state = 'running' and job.concurrency_key = any (v_keys)
+         where job.queue = (_park.queue).queue and job.state = 'running' and job.concurrency_key = any (v_keys)
     ), held as materialized (
         select job.id from almanac.job
-         where job.queue = _park.queue and job.state = 'running' and job.concurrency_key = any (v_keys)
+         where job.queue = (_park.queue).queue and job.state = 'running' and job.concurrency_key = any (v_keys)
            for share skip locked
     )
     select array_agg(k.concurrency_key) into v_held
       from unnest(v_keys) as k (concurrency_key)
      where (select count(running.id) = count(held.id)
+                   and count(held.id) + cardinality(array_positions(_park.keys_taken, k.concurrency_key))
+                       >= (_park.queue).max_running_per_key
               from running left join held on held.id = running.id
-             where running.concurrency_key = k.concurrency_key)
-       and (k.concurrency_key = any (_park.keys_taken)
-            or exists (select from held join running on running.id = held.id
-                        where running.concurrency_key = k.concurrency_key));
+             where running.concurrency_key = k.concurrency_key);
     update almanac.job set parked_at = _park.parked_at
      where job.ctid = any (_park.jobs) and job.concurrency_key = any (v_held);
 end;
 $$;
-comment on function almanac._park(text, tid[], text[], timestamptz) is
+comment on function almanac._park(almanac.queue, tid[], text[], timestamptz) is
     'Set locked jobs aside until their concurrency_key is free.';
 
 -- 40 _pick_within_limits: as _pick_due, for queues with limits. Claims on such a queue take turns, so that two of them
--- cannot both use the last free place.
--- Reads: job, queue_bucket. Writes: queue_bucket. Calls: clock, _park.
+-- cannot both use the last free place. What they count must be what is true when their turn has come, which only a
+-- transaction that reads committed data can see.
+-- Reads: job, queue_bucket. Writes: queue_bucket. Calls: clock, _open_queue, _park.
 create or replace function almanac._pick_within_limits(queue almanac.queue, batch_size integer, job_types text[])
     returns tid[]
     language plpgsql volatile set search_path = '' set enable_seqscan = off
@@ -133,8 +135,20 @@ declare
     v_busy    tid[];
     v_passed  integer := 0;
 begin
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        raise exception using errcode = '25000',
+            message = 'a queue with limits can only be claimed from at isolation level read committed',
+            detail  = format('Queue %s has limits, and the level is %s.', v_queue.queue,
+                             current_setting('transaction_isolation')),
+            hint    = 'Begin with: begin isolation level read committed; or set default_transaction_isolation.';
+    end if;
     perform pg_advisory_xact_lock(hashtextextended('almanac.claim_due:' || v_queue.queue, 0));
     v_now := almanac.clock();
+    -- Paused, restricted or changed while waiting for the turn: what holds now counts.
+    v_queue := almanac._open_queue(v_queue.queue, 'work');
+    if v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now then
+        return v_jobs;
+    end if;
     if v_queue.max_running is not null then
         select least(v_room, v_queue.max_running - count(*)) into v_room
           from almanac.job where job.queue = v_queue.queue and job.state = 'running';
@@ -188,7 +202,7 @@ begin
         v_jobs := v_jobs || coalesce(v_found, '{}');
         v_keys := v_keys || coalesce(v_found_keys, '{}');
         if v_busy is not null then
-            perform almanac._park(v_queue.queue, v_busy, v_keys, v_now);
+            perform almanac._park(v_queue, v_busy, v_keys, v_now);
             v_passed := v_passed + cardinality(v_busy);
             -- What one claim sets aside is bounded; the next one goes on behind it.
             exit when v_passed > 10 * _pick_within_limits.batch_size + 1000;

@@ -1,28 +1,46 @@
--- 42 _unpark: a place for a concurrency_key became free: bring back the first job that was parked for it.
--- keys has one entry for each place. Taking a row that somebody else is just changing is left to them.
+-- 42 _unpark: a place for a concurrency_key became free: bring back the first job of each type that was parked for it,
+-- because whoever claims next may be a worker for some types only. keys has one entry for each place. Taking a row that
+-- somebody else is just changing is left to them.
 -- Writes: job. Calls: clock, _ring.
 create or replace function almanac._unpark(queue text, keys text[])
     returns void
     language plpgsql volatile set search_path = '' set enable_seqscan = off
 as $$
 begin
+    with recursive freed as (
+        select k.key, count(*) as places,
+               (select min(job.job_type) from almanac.job
+                 where job.queue = _unpark.queue and job.concurrency_key = k.key and job.parked_at is not null
+               ) as job_type
+          from unnest(_unpark.keys) as k (key)
+         group by k.key
+        union all
+        select freed.key, freed.places,
+               (select min(job.job_type) from almanac.job
+                 where job.queue = _unpark.queue and job.concurrency_key = freed.key and job.parked_at is not null
+                   and job.job_type > freed.job_type)
+          from freed
+         where freed.job_type is not null
+    )
     update almanac.job set parked_at = null
      where job.ctid = any (array(
         select first_parked.ctid
-          from (select k.key, count(*) as places
-                  from unnest(_unpark.keys) as k (key) group by k.key order by k.key) freed
+          from freed
          cross join lateral (
             select job.ctid from almanac.job
              where job.queue = _unpark.queue and job.concurrency_key = freed.key and job.parked_at is not null
+               and job.job_type = freed.job_type
              order by job.priority desc, job.due_at, job.id
              limit freed.places
-               for update skip locked) first_parked));
+               for update skip locked) first_parked
+         where freed.job_type is not null));
     if found then
         perform almanac._ring(_unpark.queue, almanac.clock());
     end if;
 end;
 $$;
-comment on function almanac._unpark(text, text[]) is 'Make parked jobs claimable again, one for each freed place.';
+comment on function almanac._unpark(text, text[]) is
+    'Make parked jobs claimable again: for each freed place one of each type.';
 
 -- 42 _finish: the only way out of the job table. Moves jobs to history in one statement, frees their keys, and returns
 -- the ids it moved. With fenced, only while the given lease is live. Rows are locked in the order of their ids, so that
@@ -69,10 +87,11 @@ begin
       into v_finished, v_dedup, v_keys
       from ended;
     if v_dedup is not null then
-        -- A job that was cancelled had no effect, so also its window is free again.
+        -- A job that was cancelled had no effect, so also its window is free again. One that has passed is left to
+        -- whoever takes it over, so that neither waits for the other.
         delete from almanac.dedup
          where dedup.queue = _finish.queue and dedup.dedup_key = any (v_dedup) and dedup.job_id = any (v_finished)
-           and (dedup.held_until is null or _finish.state = 'cancelled');
+           and (dedup.held_until is null or (_finish.state = 'cancelled' and dedup.held_until > v_now));
     end if;
     if v_keys is not null then
         perform almanac._unpark(_finish.queue, v_keys);
@@ -122,9 +141,6 @@ begin
                leased_by = null, claimed_at = null, lease_expires_at = null
          where job.queue = v_job.queue and job.id = v_job.id
         returning job.due_at into v_due_at;
-        if v_due_at <= v_now then
-            perform nextval('almanac.backdated_job_seq');
-        end if;
         v_job.attempt := v_job.attempt - 1;
         v_job.state := 'scheduled';
     elsif coalesce(_end_attempt.permanent, false) or v_job.attempt >= v_job.max_attempts then
@@ -149,7 +165,10 @@ begin
         v_job.state := 'retrying';
     end if;
 
-    if v_job.concurrency_key is not null and (v_due_at > v_now or v_job.state = 'retrying') then
+    if v_due_at <= v_now then
+        perform nextval('almanac.backdated_job_seq');
+    end if;
+    if v_job.concurrency_key is not null then
         perform almanac._unpark(v_job.queue, array[v_job.concurrency_key]);
     end if;
     perform almanac._ring(v_job.queue, case when v_queue.max_running is null then v_due_at else v_now end);

@@ -14,35 +14,42 @@ create or replace function almanac.redrive(
     language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
 as $$
 declare
-    v_now   timestamptz := almanac.clock();
-    v_queue almanac.queue := almanac._open_queue(redrive.queue, 'produce', 'operate');
-    v_dead  almanac.job_history;
-    v_state text;
-    v_count integer := 0;
+    v_now     timestamptz := almanac.clock();
+    v_queue   almanac.queue := almanac._open_queue(redrive.queue, 'produce', 'operate');
+    v_ids     bigint[];
+    v_keys    text[];
+    v_holders bigint[];
+    v_dead    almanac.job_history;
+    v_state   text;
+    v_count   integer := 0;
 begin
     if redrive.batch_size is null or redrive.batch_size not between 1 and 10000 then
         raise exception using errcode = '22023', message = 'batch_size must be between 1 and 10000',
             detail = format('It is %s.', coalesce(redrive.batch_size::text, 'null')),
             hint   = 'Call redrive again until it returns nothing.';
     end if;
+    select array_agg(h.id), array_agg(h.dedup_key) into v_ids, v_keys
+      from (select h.id, h.dedup_key from almanac.job_history h
+             where h.queue = redrive.queue and h.state = 'dead' and h.redriven_at is null
+               and (redrive.job_id is null or h.id = redrive.job_id)
+               and (redrive.job_type is null or h.job_type = redrive.job_type)
+               and (redrive.error_like is null or h.error like redrive.error_like)
+               -- A key taken by another job since: that one stands for both.
+               and not exists (select from almanac.dedup d
+                                where d.queue = h.queue and d.dedup_key = h.dedup_key and d.job_id <> h.id
+                                  and (d.held_until is null or d.held_until > v_now))
+             order by h.finished_at, h.id
+             limit redrive.batch_size
+               for update skip locked) h;
+    -- All at once, in the order every taker of keys has, so that none waits for another in a circle.
+    v_holders := almanac._take_dedup_keys(redrive.queue, v_keys, v_ids, null);
     for v_dead in
         select h.* from almanac.job_history h
+          join unnest(v_ids, v_holders) as found (id, holder) on found.id = h.id
          where h.queue = redrive.queue and h.state = 'dead' and h.redriven_at is null
-           and (redrive.job_id is null or h.id = redrive.job_id)
-           and (redrive.job_type is null or h.job_type = redrive.job_type)
-           and (redrive.error_like is null or h.error like redrive.error_like)
-           -- A key taken by another job since: that one stands for both.
-           and not exists (select from almanac.dedup d
-                            where d.queue = h.queue and d.dedup_key = h.dedup_key and d.job_id <> h.id
-                              and (d.held_until is null or d.held_until > v_now))
+           and (h.dedup_key is null or found.holder = h.id)
          order by h.finished_at, h.id
-         limit redrive.batch_size
-           for update skip locked
     loop
-        continue when v_dead.dedup_key is not null and almanac._take_dedup_keys(
-            redrive.queue, array[v_dead.dedup_key], array[v_dead.id], null) = '{}'
-            and not exists (select from almanac.dedup d where d.queue = redrive.queue
-                               and d.dedup_key = v_dead.dedup_key and d.job_id = v_dead.id);
         update almanac.job_history h set redriven_at = v_now
          where h.queue = v_dead.queue and h.id = v_dead.id and h.finished_at = v_dead.finished_at;
         insert into almanac.job (queue, id, job_type, priority, due_at, payload, max_attempts, base_delay, max_delay,
@@ -60,6 +67,7 @@ begin
         v_count := v_count + 1;
     end loop;
     if v_count > 0 then
+        perform nextval('almanac.backdated_job_seq');
         perform almanac._ring(redrive.queue, v_now);
     elsif redrive.job_id is not null then
         select j.state into v_state from almanac.job(redrive.queue, redrive.job_id) j;

@@ -1,7 +1,50 @@
+-- 60 _unpark_forgotten: parked jobs whose key nobody holds. Whoever lets go of a key unparks, but passes over a parked
+-- job that somebody is just cancelling; if that is rolled back, nobody else comes for it. Unparking one too many does
+-- no harm.
+-- Reads: job. Calls: _unpark.
+create or replace function almanac._unpark_forgotten(queue text)
+    returns void
+    language plpgsql volatile set search_path = '' set enable_seqscan = off
+as $$
+declare
+    v_queue text;
+    v_keys  text[];
+begin
+    for v_queue, v_keys in
+        with recursive parked as (
+            (select job.queue, job.concurrency_key from almanac.job
+              where job.parked_at is not null
+                and (_unpark_forgotten.queue is null or job.queue = _unpark_forgotten.queue)
+              order by job.queue, job.concurrency_key
+              limit 1)
+            union all
+            select behind.queue, behind.concurrency_key
+              from parked
+             cross join lateral (
+                select job.queue, job.concurrency_key from almanac.job
+                 where job.parked_at is not null
+                   and (_unpark_forgotten.queue is null or job.queue = _unpark_forgotten.queue)
+                   and (job.queue, job.concurrency_key) > (parked.queue, parked.concurrency_key)
+                 order by job.queue, job.concurrency_key
+                 limit 1) behind
+        )
+        select parked.queue, array_agg(parked.concurrency_key)
+          from parked
+         where not exists (select from almanac.job
+                            where job.queue = parked.queue and job.state = 'running'
+                              and job.concurrency_key = parked.concurrency_key)
+         group by parked.queue
+    loop
+        perform almanac._unpark(v_queue, v_keys);
+    end loop;
+end;
+$$;
+comment on function almanac._unpark_forgotten(text) is 'Make jobs claimable that are parked for a key nobody holds.';
+
 -- 60 reclaim_expired: running -> retrying or dead, for leases nobody extended. The attempt ends as lost and goes
 -- through the same decision as a failure, so a job that kills its workers ends in dead. Reads only the job row: what
 -- became of the worker does not matter. All queues if none is given.
--- Reads: job. Calls: clock, _end_attempt.
+-- Reads: job. Calls: clock, _end_attempt, _unpark_forgotten.
 create or replace function almanac.reclaim_expired(queue text default null, batch_size integer default 1000)
     returns integer
     language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
@@ -23,6 +66,7 @@ begin
             'worker %s did not report back before its lease ended at %s', v_job.leased_by, v_job.lease_expires_at));
         v_reclaimed := v_reclaimed + 1;
     end loop;
+    perform almanac._unpark_forgotten(reclaim_expired.queue);
     return v_reclaimed;
 end;
 $$;
