@@ -166,7 +166,9 @@ def clone(
     def clone(template: str) -> Iterator[str]:
         name = sql.Identifier(f"almanac_{worker_id}_{next(numbers)}")
         maintenance.execute(sql.SQL("drop database if exists {} with (force)").format(name))
-        maintenance.execute(sql.SQL("create database {} template {}").format(name, sql.Identifier(template)))
+        maintenance.execute(
+            sql.SQL("create database {} template {} strategy file_copy").format(name, sql.Identifier(template))
+        )
         try:
             yield server.dsn_of(name.as_string(None).strip('"'))
         finally:
@@ -224,9 +226,7 @@ def _cron_server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
         pytest.skip(f"pg_cron: {reason}")
     with choice.start_with_pg_cron(CRON_DATABASE) as server:
         with psycopg.connect(server.dsn, autocommit=True) as conn:
-            conn.execute(f"create database {LIVE_TEMPLATE}")
-        migrate(server.dsn_of(LIVE_TEMPLATE))
-        with psycopg.connect(server.dsn, autocommit=True) as conn:
+            database.create_database_if_missing(conn, CRON_DATABASE)
             row = conn.execute("select default_version from pg_available_extensions where name = 'pg_cron'").fetchone()
         config.stash[USED].add(f"{server.describe()} with pg_cron {row[0] if row else '?'}")
         yield server
@@ -234,13 +234,18 @@ def _cron_server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
 
 @pytest.fixture
 def cron_dsn(_cron_server: servers.Server) -> str:
-    """The one database of its server where pg_cron lives, as new."""
-    with psycopg.connect(_cron_server.dsn, autocommit=True) as maintenance:
-        maintenance.execute(f"drop database if exists {CRON_DATABASE} with (force)")
-        maintenance.execute(f"create database {CRON_DATABASE} template {LIVE_TEMPLATE}")
+    """The one database of its server where pg_cron lives, as new.
+
+    Emptied, not dropped: pg_cron's launcher does not come back once its session has been terminated.
+    """
     dsn = _cron_server.dsn_of(CRON_DATABASE)
     with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("drop extension if exists pg_cron cascade")
+        conn.execute("drop schema if exists almanac cascade")
+        conn.execute("drop schema public cascade")
+        conn.execute("create schema public")
         conn.execute("create extension pg_cron")
+    migrate(dsn)
     return dsn
 
 

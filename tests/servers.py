@@ -80,7 +80,7 @@ class Binaries:
     def start(self, **settings: str) -> Iterator[Server]:
         """A new server in a temporary directory; stopped and removed at the end."""
         who = embedded.account()
-        home = Path(tempfile.mkdtemp(prefix="almanac-test-"))
+        home = Path(tempfile.mkdtemp(prefix="almanac-test-", dir=in_memory()))
         home.chmod(0o755)
         data, log = home / "data", home / "log"
         try:
@@ -127,6 +127,15 @@ class Binaries:
             return self.bin_dir
         shutil.copytree(self.bin_dir.parent, home / "postgres", symlinks=True)
         return home / "postgres" / self.bin_dir.name
+
+
+def in_memory() -> str | None:
+    """Memory for the data directory, where there is enough of it: a database is cloned there in 20 ms, not 200."""
+    place = "/dev/shm"
+    with contextlib.suppress(OSError):
+        if os.access(place, os.W_OK) and shutil.disk_usage(place).free > 4 * 2**30:
+            return place
+    return None
 
 
 def free_port() -> int:
