@@ -1,7 +1,7 @@
 -- 10 queue: the unit of isolation, of rights and of scale-out. Every table that holds work starts its key with it.
 
 create table almanac.queue (
-    queue               text not null,
+    queue               text collate "C" not null,
     lease               interval not null default '5 minutes',
     max_attempts        integer not null default 5,
     base_delay          interval not null default '60 seconds',
@@ -65,7 +65,7 @@ comment on column almanac.queue.created_at is 'When the queue was made.';
 comment on column almanac.queue.created_by is 'Who made it.';
 
 create table almanac.queue_bucket (
-    queue       text not null,
+    queue       text collate "C" not null,
     tokens      double precision not null,
     refilled_at timestamptz not null,
     constraint queue_bucket_pkey primary key (queue),
@@ -77,7 +77,7 @@ comment on column almanac.queue_bucket.tokens is 'Claims that may still be made,
 comment on column almanac.queue_bucket.refilled_at is 'When tokens was last computed.';
 
 create table almanac.queue_grant (
-    queue      text not null,
+    queue      text collate "C" not null,
     role       text not null,
     may        text not null,
     granted_at timestamptz not null,
@@ -94,7 +94,7 @@ comment on column almanac.queue_grant.granted_at is 'When it was granted.';
 comment on column almanac.queue_grant.granted_by is 'Who granted it.';
 
 create table almanac.job_type (
-    queue        text not null,
+    queue        text collate "C" not null,
     job_type     text not null,
     lease        interval,
     max_attempts integer,

@@ -1,16 +1,18 @@
+-- Casts to text are spelled out: `bigint || text` is stable, and a stable body would not be inlined.
+
 -- 24 attempt_key: unique name of one attempt, for the audit trail. The suffix comes from the lease token, so it
 -- differs also when an attempt number comes round again after release or redrive.
 create or replace function almanac.attempt_key(job_id bigint, attempt integer, lease_token bigint)
     returns text
     language sql immutable parallel safe
-    return job_id || '-' || attempt || '-' || lpad(to_hex(lease_token & 4294967295), 8, '0');
+    return job_id::text || '-' || attempt::text || '-' || lpad(to_hex(lease_token & 4294967295), 8, '0');
 comment on function almanac.attempt_key(bigint, integer, bigint) is '<job_id>-<attempt>-<8 hex>.';
 
 -- 24 _idempotency_key: what a job without a key of its own sends to the outside: the same over all attempts.
 create or replace function almanac._idempotency_key(queue text, job_id bigint)
     returns text
     language sql immutable parallel safe
-    return 'job:' || queue || ':' || job_id;
+    return 'job:' || queue || ':' || job_id::text;
 comment on function almanac._idempotency_key(text, bigint) is 'job:<queue>:<job_id>.';
 
 -- 24 _next_token: larger than every earlier token of the job, with random low bits, so that a claim lost in an

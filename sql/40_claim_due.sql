@@ -3,11 +3,12 @@
 -- would pass over all of them every time. So a session goes on from the exact position it reached and looks back to the
 -- start when something became claimable behind it (backdated_job_seq), when it found too little, and every second, for
 -- commits that came late. Looking back takes at most a twentieth of the time, however long it has become.
--- Reads: job, backdated_job_seq. Calls: clock.
+-- Reads: job. Calls: clock.
 create or replace function almanac._pick_due(queue almanac.queue, batch_size integer, job_types text[])
     returns tid[]
     language plpgsql volatile
-    set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set datestyle = 'ISO, YMD'
+    set search_path = '' set datestyle = 'ISO, YMD' set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
     v_now       timestamptz := almanac.clock();
@@ -15,8 +16,7 @@ declare
     v_setting   text := 'almanac.claimed_' || to_hex(hashtextextended(
                             (_pick_due.queue).queue || coalesce(_pick_due.job_types::text, ''), 0));
     v_memory    almanac.claim_memory := nullif(current_setting(v_setting, true), '')::almanac.claim_memory;
-    -- A sequence that was never drawn from already shows the first value.
-    v_backdated bigint := (select s.last_value + s.is_called::integer from almanac.backdated_job_seq s);
+    v_backdated bigint := coalesce(pg_sequence_last_value('almanac.backdated_job_seq'), 0);
     v_look_back boolean;
     v_jobs      tid[];
     v_found     tid[];
@@ -233,7 +233,8 @@ create or replace function almanac.claim_due(
     lease interval default null,
     job_types text[] default null)
     returns setof almanac.claimed_job
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer
+    set search_path = '' set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_queue almanac.queue := almanac._open_queue(claim_due.queue, 'work');

@@ -52,7 +52,8 @@ create or replace function almanac._finish(
     ended_by text default null, end_reason text default null)
     returns bigint[]
     language plpgsql volatile
-    set search_path = '' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set search_path = '' set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_now      timestamptz := almanac.clock();
