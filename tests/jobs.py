@@ -44,7 +44,8 @@ class Jobs:
                 elif argument in JSON_ARRAYS and value is not None:
                     values[argument] = [item if item is None else Jsonb(item) for item in value]
             given = ", ".join(
-                f"{argument} => %({argument})s" + ("::jsonb[]" if argument in JSON_ARRAYS else "") for argument in values
+                f"{argument} => %({argument})s" + ("::jsonb[]" if argument in JSON_ARRAYS else "")
+                for argument in values
             )
             with self.conn.cursor(row_factory=namedtuple_row) as cursor:
                 cursor.execute(cast(LiteralString, f"select * from almanac.{name}({given})"), values)
@@ -101,7 +102,8 @@ class Jobs:
 
     def attempts(self, job_id: int) -> list[tuple[int, str | None]]:
         rows = self.sql(
-            "select attempt, outcome from almanac.attempt_log where job_id = %s order by claimed_at, attempt_key", job_id
+            "select attempt, outcome from almanac.attempt_log where job_id = %s order by claimed_at, attempt_key",
+            job_id,
         )
         return [(row.attempt, row.outcome) for row in rows]
 
@@ -128,7 +130,9 @@ def refused(sqlstate: str) -> Iterator[Any]:
 class Blocked:
     """A call in a thread of its own, which is expected to wait for a lock: `with Blocked(conn, call) as it`."""
 
-    def __init__(self, watcher: psycopg.Connection[Any], conn: psycopg.Connection[Any], call: Callable[[], Any]) -> None:
+    def __init__(
+        self, watcher: psycopg.Connection[Any], conn: psycopg.Connection[Any], call: Callable[[], Any]
+    ) -> None:
         self.watcher, self.conn, self.call = watcher, conn, call
         self.pid = conn.info.backend_pid
         self.result: Any = None
