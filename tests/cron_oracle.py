@@ -125,9 +125,9 @@ def _dow_matches(item: str, day: date) -> bool:
 
 @functools.cache
 def changes(zone: str, first: int = 2005, last: int = 2035) -> list[datetime]:
-    """The instants at which the offset of a zone changes, found by looking at every sixth hour."""
+    """The instants at which the offset of a zone changes; no two are within a day of each other."""
     tz, found = ZoneInfo(zone), []
-    at, end, step = datetime(first, 1, 1, tzinfo=UTC), datetime(last + 1, 1, 1, tzinfo=UTC), timedelta(hours=6)
+    at, end, step = datetime(first, 1, 1, tzinfo=UTC), datetime(last + 1, 1, 1, tzinfo=UTC), DAY
     while at < end:
         low, high = at, at + step
         if low.astimezone(tz).utcoffset() != high.astimezone(tz).utcoffset():
@@ -206,7 +206,7 @@ class Night:
     def __init__(self, zone: str, change: datetime) -> None:
         self.zone, self.change = zone, change
         tz, minute = ZoneInfo(zone), timedelta(minutes=1)
-        self.start = change - self.SIDE * minute
+        self.start, self.end = change - self.SIDE * minute, change + self.SIDE * minute
         local = [(self.start + n * minute).astimezone(tz).replace(tzinfo=None) for n in range(2 * self.SIDE)]
         self.first_day = min(local[0], local[self.SIDE]).date()
         midnight = datetime.combine(self.first_day, time())
@@ -227,8 +227,7 @@ class Night:
 
     def runs(self, rule: Rule) -> dict[tuple[str, str], int]:
         """For each choice the minutes with a run."""
-        day = sum(1 << (at.hour * 60 + at.minute) for at in rule.times) if not hasattr(rule, "_day") else rule._day
-        object.__setattr__(rule, "_day", day)
+        day = _minutes_of(rule)
         matching = sum(day << (1440 * n) for n, at in enumerate(self.days) if rule.on(at))
         early, late = self._as_instants(matching)
         if rule.wildcard:
@@ -253,6 +252,11 @@ class Night:
         minute = -((self.start - before) // timedelta(minutes=1))
         rest = runs & ((1 << minute) - 1)
         return self.start + timedelta(minutes=rest.bit_length() - 1) if rest else None
+
+
+@functools.lru_cache(maxsize=10)
+def _minutes_of(rule: Rule) -> int:
+    return sum(1 << (at.hour * 60 + at.minute) for at in rule.times)
 
 
 def _shifted(bits: int, by: int) -> int:
