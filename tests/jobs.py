@@ -168,3 +168,45 @@ class Blocked:
         if self.error is not None:
             raise self.error
         return self.result
+
+
+# ── one database for many tests ─────────────────────────────────────────────────────────────────────────────────────
+# A clone for each test costs more than most of these tests: the server reads its catalogs and compiles its functions
+# anew. So they share a database, emptied before each test, and one connection. A test that changes functions or tables
+# asks for the fixture `own_database`.
+
+EMPTY = """
+do $$
+declare
+    v_table text;
+begin
+    for v_table in
+        select oid::regclass::text from pg_class
+         where relnamespace = 'almanac'::regnamespace and relkind in ('r', 'p') and not relispartition
+           and relname <> 'migration'
+         order by relname
+    loop
+        execute 'delete from ' || v_table;
+    end loop;
+    insert into almanac.queue (queue, created_at, created_by) values ('default', almanac.clock(), session_user);
+    update test_clock.setting set frozen_at = null, "offset" = '0';
+end;
+$$
+"""
+
+
+class Shared:
+    """The database that tests share, and a connection that stays open."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.conn = psycopg.connect(dsn, autocommit=True)
+
+    def emptied(self) -> "Shared":
+        if self.conn.closed or self.conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            self.conn.close()
+            self.conn = psycopg.connect(self.dsn, autocommit=True)
+        self.conn.execute("reset session authorization")
+        self.conn.execute("reset all")
+        self.conn.execute(EMPTY)
+        return self
