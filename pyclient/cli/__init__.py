@@ -65,5 +65,6 @@ def main(ctx: click.Context, dsn: str | None) -> None:
 from pyclient.cli import install  # noqa: E402
 
 main.add_command(install.migrate)
+main.add_command(install.check)
 main.add_command(install.sql)
 main.add_command(install.psql_line)

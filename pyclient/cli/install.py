@@ -22,6 +22,18 @@ def migrate(app: "App") -> None:
 
 
 @click.command()
+@click.pass_obj
+def check(app: "App") -> None:
+    """Say whether the schema in the database is the one this version needs; exit code 2 if not."""
+    from pyclient import database
+    from pyclient.migrate import check, head
+
+    with app.database() as dsn, database.connect(dsn) as conn:
+        warning = check(database.installed_revision(conn))
+    click.echo(warning or f"schema almanac is at revision {head()}, as this pyclient needs it")
+
+
+@click.command()
 def sql() -> None:
     """Print one self-contained installer, for psql -f or any driver."""
     from pyclient.migrate import installer

@@ -45,7 +45,6 @@ def test_no_database_and_no_wheel_is_one_line(monkeypatch):
     monkeypatch.setattr(embedded, "wheel_binaries", lambda: None)
     for name in ("ALMANAC_DSN", "DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)
-    with CliRunner().isolated_filesystem():
         done = CliRunner().invoke(main, ["migrate"])
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1
@@ -61,6 +60,11 @@ def test_the_option_goes_before_the_environment(live_dsn):
 
 def test_a_url_written_for_sqlalchemy_is_understood():
     assert pyclient("psql-line", DATABASE_URL="postgresql+psycopg://h/b").stdout == "psql postgresql://h/b\n"
+
+
+def test_a_schema_that_does_not_fit_is_one_line_that_names_the_command(empty_dsn, live_dsn):
+    assert_one_line(pyclient("--dsn", empty_dsn, "check"), "does not have pg_almanac", "pyclient migrate")
+    assert pyclient("--dsn", live_dsn, "check").returncode == 0
 
 
 def test_migrate_says_what_it_did(empty_dsn):
