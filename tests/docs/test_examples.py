@@ -14,7 +14,7 @@ import pytest
 from pyclient import embedded
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+PAGES = [CHECKOUT / "README.md", CHECKOUT / "sql" / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
 
 # Shell lines that would do here what this very run is doing, or that change the machine: their form is checked only.
 CHECKED_ELSEWHERE = re.compile(r"^(git clone |cd |pip install |docker |\.venv/bin/pre-commit |\.venv/bin/pytest )")

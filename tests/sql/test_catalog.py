@@ -232,6 +232,11 @@ def test_every_error_code_raised_has_an_exception():
     assert raised <= set(errors.BY_SQLSTATE)
 
 
+def test_the_sql_readme_lists_every_error_code():
+    listed = re.findall(r"^\| `(PA\d\d\d)`", (files.folder("sql") / "README.md").read_text(), re.MULTILINE)
+    assert listed == sorted(errors.BY_SQLSTATE)
+
+
 def test_lines_fit():
     long = [
         f"{file.name}:{number}"
