@@ -62,8 +62,9 @@ def main(ctx: click.Context, dsn: str | None) -> None:
 
 
 # After main and App, which the modules import.
-from pyclient.cli import install  # noqa: E402
+from pyclient.cli import cron, install  # noqa: E402
 
+main.add_command(cron.cron)
 main.add_command(install.migrate)
 main.add_command(install.check)
 main.add_command(install.sql)
