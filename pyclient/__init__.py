@@ -10,4 +10,18 @@ try:
 except PackageNotFoundError:  # run from a checkout that was never installed
     __version__ = "0+unknown"
 
-__all__ = ["__version__"]
+from pyclient import errors
+from pyclient.app import Almanac
+from pyclient.context import JobContext
+from pyclient.outcomes import Cancelled, PermanentError, RetryAfter, Snooze
+
+__all__ = [
+    "Almanac",
+    "Cancelled",
+    "JobContext",
+    "PermanentError",
+    "RetryAfter",
+    "Snooze",
+    "__version__",
+    "errors",
+]

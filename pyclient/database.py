@@ -15,10 +15,12 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import json
+import struct
 import types
 import typing
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import psycopg
@@ -27,17 +29,41 @@ import psycopg.rows
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import Jsonb
+from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from pyclient import errors
+
+try:
+    import orjson
+except ImportError:
+    json_loads: Callable[[bytes], Any] = json.loads
+else:
+    json_loads = orjson.loads
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Connection = psycopg.Connection[Any]
 AsyncConnection = psycopg.AsyncConnection[Any]
+DatabaseError = psycopg.Error
+Pool = ConnectionPool[Connection]
+AsyncPool = AsyncConnectionPool[AsyncConnection]
 
 Json = Annotated[Any, "jsonb"]
 JsonList = Annotated[Sequence[Any], "jsonb[]"]
 Small = Annotated[int, "smallint"]
+# A time, or so long from the database's now: the caller's clock is not asked.
+Instant = Annotated[datetime | timedelta, "instant"]
+FROM_NOW = "from now"
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+class JsonText(str):
+    """JSON that is text already; sent as it stands."""
+
+    __slots__ = ()
+
 
 # Stands for "not given": the argument is left out and the default of the SQL function holds. Typed Any so that it can
 # be the default of every argument.
@@ -55,10 +81,11 @@ def call_sql(name: str, given: tuple[str, ...], casts: tuple[str, ...] = ()) -> 
     """
     typed = dict(zip(given, casts, strict=False))
     arguments = [
-        sql.SQL("{} => {}{}").format(
+        sql.SQL("{} => {}{}{}").format(
             sql.Identifier(argument),
+            sql.SQL("almanac.clock() + " if typed.get(argument) == FROM_NOW else ""),
             sql.Placeholder(argument),
-            sql.SQL(f"::{typed[argument]}" if typed.get(argument) else ""),
+            sql.SQL(f"::{typed[argument]}" if typed.get(argument, FROM_NOW) not in ("", FROM_NOW) else ""),
         )
         for argument in given
     ]
@@ -106,7 +133,7 @@ def _adapter(annotation: Any) -> tuple[str, Callable[[Any], Any] | None]:
     for candidate in (annotation, *typing.get_args(annotation)):
         for hint in getattr(candidate, "__metadata__", ()):
             if hint == "jsonb":
-                return "", lambda value: Jsonb(value)
+                return "", lambda value: value if isinstance(value, JsonText) else Jsonb(value)
             if hint == "jsonb[]":
                 return "jsonb[]", lambda value: [Jsonb(item) for item in value]
             return hint, None
@@ -135,7 +162,13 @@ class Call(Generic[P, R]):
             except KeyError:
                 raise TypeError(f"{self.name}() has no argument {name!r}") from None
             values[name] = wrap(value) if wrap is not None and value is not None else value
-        return call_sql(self.name, tuple(values), tuple(self.adapters[name][0] for name in values)), values
+        return call_sql(self.name, tuple(values), tuple(map(self._cast, values, values.values()))), values
+
+    def _cast(self, name: str, value: Any) -> str:
+        hint = self.adapters[name][0]
+        if hint == "instant":
+            return FROM_NOW if isinstance(value, timedelta) else ""
+        return hint
 
     @overload
     def __call__(self, conn: Connection, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -216,18 +249,40 @@ def enqueue(
     queue: str,
     job_type: str,
     payload: Json = OMIT,
-    due_at: datetime = OMIT,
+    due_at: Instant = OMIT,
     priority: Small = OMIT,
     dedup_key: str | None = OMIT,
     dedup_for: timedelta | None = OMIT,
     concurrency_key: str | None = OMIT,
     idempotency_key: str | None = OMIT,
     max_attempts: int | None = OMIT,
+    base_delay: timedelta | None = OMIT,
+    max_delay: timedelta | None = OMIT,
+    headers: Json = OMIT,
 ) -> EnqueuedJob: ...
 
 
 @call
-def cancel(*, queue: str, job_id: int, reason: str | None = OMIT) -> None: ...
+def enqueue_many(
+    *,
+    queue: str,
+    job_type: str,
+    payloads: JsonList,
+    due_at: Instant = OMIT,
+    priority: Small = OMIT,
+    dedup_keys: Sequence[str | None] | None = OMIT,
+    dedup_for: timedelta | None = OMIT,
+    concurrency_keys: Sequence[str | None] | None = OMIT,
+    idempotency_keys: Sequence[str | None] | None = OMIT,
+    max_attempts: int | None = OMIT,
+    base_delay: timedelta | None = OMIT,
+    max_delay: timedelta | None = OMIT,
+    headers: Json = OMIT,
+) -> list[EnqueuedJob]: ...
+
+
+@call
+def cancel(*, queue: str, job_id: int, reason: str | None = OMIT) -> str: ...
 
 
 @call
@@ -285,7 +340,225 @@ def fail_with_backoff(
 
 
 @call
-def release(*, queue: str, job_id: int, lease_token: int) -> None: ...
+def release(*, queue: str, job_id: int, lease_token: int, reason: str | None = OMIT) -> FailedJob: ...
+
+
+@call
+def snooze(*, queue: str, job_id: int, lease_token: int, until: Instant, reason: str | None = OMIT) -> FailedJob: ...
+
+
+@call
+def doze(*, queue: str, worker: str, at_most: timedelta = OMIT) -> datetime | None: ...
+
+
+@call
+def wake(*, queue: str, worker: str) -> None: ...
+
+
+@call
+def report_worker(
+    *, worker: str, host: str, pid: int, version: str, queues: Sequence[str], concurrency: int, running: int
+) -> None: ...
+
+
+@call
+def retire_worker(*, worker: str) -> None: ...
+
+
+@call
+def put_job_type(
+    *,
+    queue: str,
+    job_type: str,
+    lease: timedelta | None = OMIT,
+    max_attempts: int | None = OMIT,
+    base_delay: timedelta | None = OMIT,
+    max_delay: timedelta | None = OMIT,
+    jitter: float | None = OMIT,
+    schema: Json = OMIT,
+    description: str | None = OMIT,
+) -> None: ...
+
+
+# ── the worker's hot path ───────────────────────────────────────────────────────────────────────────────────────────
+# The same functions, for a thousand jobs at a time: rows stay tuples, columns are read when a handler asks for them.
+
+
+class Claimed:
+    """Where a column stands in a row of `claim_rows`."""
+
+    (
+        JOB_ID, LEASE_TOKEN, JOB_TYPE, PAYLOAD, ATTEMPT, MAX_ATTEMPTS, DUE_AT, LEASE_EXPIRES_AT, LATENESS,
+        IDEMPOTENCY_KEY, ATTEMPT_KEY, SCHEDULE, TICK_AT, CAUGHT_UP, PRIORITY, CONCURRENCY_KEY, HEADERS, CREATED_AT,
+    ) = range(18)  # fmt: skip
+
+
+_CLAIM = b"""
+select job_id, lease_token, job_type, payload, attempt, max_attempts, due_at, lease_expires_at, lateness,
+       idempotency_key, attempt_key, schedule, tick_at, caught_up, priority, concurrency_key, headers, created_at
+  from almanac.claim_due(queue => $1, worker => $2, batch_size => $3, lease => $4, job_types => $5)
+"""
+# Only the number comes back: all of them is the usual answer, and asking again is harmless where it is not.
+_COMPLETE = b"""
+select count(*)
+  from almanac.complete_many(queue => $1, job_ids => $2::bigint[], lease_tokens => $3::bigint[],
+                             results => $4::jsonb[], external_ids => $5::text[])
+"""
+_COMPLETED = b"""
+select almanac.complete_many(queue => $1, job_ids => $2::bigint[], lease_tokens => $3::bigint[])
+"""
+# In the order of the ids, as every batch locks them.
+_FAIL = b"""
+select f.job_id, r.state, r.due_at
+  from (select * from jsonb_to_recordset($2::jsonb)
+            as f (job_id bigint, lease_token bigint, error text, permanent boolean, retry_after float8)
+         order by f.job_id) f,
+       almanac.fail_with_backoff(queue => $1, job_id => f.job_id, lease_token => f.lease_token, error => f.error,
+                                 permanent => f.permanent, retry_after => make_interval(secs => f.retry_after)) r
+"""
+_RELEASE = b"""
+select f.job_id
+  from (select * from jsonb_to_recordset($2::jsonb) as f (job_id bigint, lease_token bigint, reason text)
+         order by f.job_id) f,
+       almanac.release(queue => $1, job_id => f.job_id, lease_token => f.lease_token, reason => f.reason) r
+"""
+_DOZE = b"""
+select extract(epoch from almanac.doze(queue => $1, worker => $2, at_most => $3) - almanac.clock())::float8
+"""
+_EXTEND = b"""
+select e.job_id, e.lease_token, extract(epoch from e.lease_expires_at - almanac.clock())::float8,
+       e.cancel_requested_at is not null
+  from almanac.extend_leases(queue => $1, job_ids => $2::bigint[], lease_tokens => $3::bigint[], lease => $4) e
+"""
+
+
+def for_claims(conn: AsyncConnection) -> None:
+    """Teach a connection to leave jsonb, timestamptz and interval nearly as they come over the wire."""
+    conn.adapters.register_loader("jsonb", ByteaBinaryLoader)
+    conn.adapters.register_loader("interval", ByteaBinaryLoader)
+    conn.adapters.register_loader("timestamptz", Int8BinaryLoader)
+
+
+async def doze_for(conn: AsyncConnection, queue: str, worker: str, at_most: timedelta) -> float | None:
+    """`doze`, answered in seconds from now: a worker's clock need not agree with the database's."""
+    with translated():
+        cursor = psycopg.AsyncRawCursor(conn, row_factory=psycopg.rows.tuple_row)
+        await cursor.execute(_DOZE, (queue, worker, at_most), prepare=True)
+        row = await cursor.fetchone()
+    return None if row is None else row[0]
+
+
+async def claim_rows(
+    conn: AsyncConnection, queue: str, worker: str, batch_size: int, lease: timedelta | None, job_types: list[str]
+) -> tuple[list[tuple[Any, ...]], int]:
+    """Rows in the order of `Claimed`, and when they were claimed, in microseconds since 2000. After `for_claims`."""
+    with translated():
+        cursor = psycopg.AsyncRawCursor(conn, row_factory=psycopg.rows.tuple_row)
+        await cursor.execute(_CLAIM, (queue, worker, batch_size, lease, job_types), prepare=True, binary=True)
+        rows = await cursor.fetchall()
+    if not rows:
+        return rows, 0
+    microseconds, days, _ = struct.unpack(">qii", rows[0][Claimed.LATENESS])
+    return rows, rows[0][Claimed.DUE_AT] + microseconds + days * 86_400_000_000
+
+
+def json_value(raw: bytes) -> Any:
+    """A jsonb as it comes over the wire: one byte of version, then text."""
+    return json_loads(raw[1:])
+
+
+def instant(microseconds: int) -> datetime:
+    """A timestamptz as it comes over the wire."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def _bigints(numbers: Iterable[int]) -> str:
+    return "{" + ",".join(map(str, numbers)) + "}"
+
+
+def _texts(values: Iterable[str | None]) -> str:
+    quoted = ("null" if x is None else '"' + x.replace("\\", "\\\\").replace('"', '\\"') + '"' for x in values)
+    return "{" + ",".join(quoted) + "}"
+
+
+# job_id, lease_token, result as JSON text, external_id.
+Ended = tuple[int, int, str | None, str | None]
+
+
+async def complete_rows(conn: AsyncConnection, queue: str, ended: Sequence[Ended]) -> set[int] | None:
+    """Complete jobs. None: all of them; else the ids that are completed, the lease of the others is lost."""
+    ids, tokens = _bigints([e[0] for e in ended]), _bigints([e[1] for e in ended])
+    results = _texts([e[2] for e in ended]) if any(e[2] is not None for e in ended) else None
+    externals = _texts([e[3] for e in ended]) if any(e[3] is not None for e in ended) else None
+    with translated():
+        cursor = psycopg.AsyncRawCursor(conn, row_factory=psycopg.rows.tuple_row)
+        await cursor.execute(_COMPLETE, (queue, ids, tokens, results, externals), prepare=True)
+        row = await cursor.fetchone()
+        if row is not None and row[0] == len(ended):
+            return None
+        await cursor.execute(_COMPLETED, (queue, ids, tokens), prepare=True)
+        return {row[0] for row in await cursor.fetchall()}
+
+
+async def fail_rows(
+    conn: AsyncConnection, queue: str, failed: Sequence[Mapping[str, Any]]
+) -> list[tuple[int, str, datetime | None]]:
+    """(job_id, state, due_at) of each. Raises LeaseLost if one of the leases is lost, and nothing is recorded."""
+    with translated():
+        cursor = psycopg.AsyncRawCursor(conn, row_factory=psycopg.rows.tuple_row)
+        await cursor.execute(_FAIL, (queue, Jsonb(failed)), prepare=True)
+        return await cursor.fetchall()
+
+
+async def release_rows(conn: AsyncConnection, queue: str, released: Sequence[Mapping[str, Any]]) -> None:
+    """As `fail_rows`, for jobs that are given back."""
+    with translated():
+        await psycopg.AsyncRawCursor(conn).execute(_RELEASE, (queue, Jsonb(released)), prepare=True)
+
+
+def extend_rows(
+    conn: Connection, queue: str, held: Sequence[tuple[int, int]], lease: timedelta | None
+) -> list[tuple[int, int, float, bool]]:
+    """(job_id, lease_token, seconds it lasts, cancellation was asked for) of the leases that go on."""
+    ids, tokens = _bigints([h[0] for h in held]), _bigints([h[1] for h in held])
+    with translated():
+        cursor = psycopg.RawCursor(conn, row_factory=psycopg.rows.tuple_row)
+        return cursor.execute(_EXTEND, (queue, ids, tokens, lease), prepare=True).fetchall()
+
+
+async def cancel_held(conn: AsyncConnection, queue: str, job_id: int, lease_token: int, reason: str) -> None:
+    """A handler says its job is not wanted any more: ask for the cancellation, then let go."""
+    async with conn.transaction():
+        await cancel(conn, queue=queue, job_id=job_id, reason=reason)
+        await release(conn, queue=queue, job_id=job_id, lease_token=lease_token, reason=reason)
+
+
+def put_queue_if_missing(conn: Connection, *, queue: str) -> None:
+    """Make the queue unless it is there. Asked by a call that changes nothing: a worker may use a queue without the
+    right to make or change one."""
+    try:
+        wake(conn, queue=queue, worker="nobody")
+    except errors.QueueUnknown:
+        with translated():
+            conn.execute("select almanac.put_queue(%s)", [queue])
+
+
+def keep_house(conn: Connection) -> None:
+    """What has to happen from time to time if nobody else does it."""
+    conn.execute("select almanac.reclaim_expired()")
+
+
+async def listen(conn: AsyncConnection) -> None:
+    await conn.execute("listen almanac")
+
+
+def rung(conn: AsyncConnection) -> list[str]:
+    """The queues for which somebody rang, without waiting. Raises when the connection is gone."""
+    conn.pgconn.consume_input()
+    queues = []
+    while (notification := conn.pgconn.notifies()) is not None:
+        queues.append(notification.extra.decode())
+    return queues
 
 
 # ── schedules ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -367,6 +640,68 @@ def _with_defaults(dsn: str, application_name: str) -> str:
     given = conninfo_to_dict(dsn)
     defaults: dict[str, str | int] = {"connect_timeout": CONNECT_TIMEOUT, "fallback_application_name": application_name}
     return make_conninfo(dsn, **{name: value for name, value in defaults.items() if name not in given})
+
+
+def patient(dsn: str) -> str:
+    """The DSN with what a process that runs for months needs: a dead network is noticed, and of several hosts the
+    one that can be written to is used. What the DSN says itself stays."""
+    given = conninfo_to_dict(dsn)
+    wanted: dict[str, Any] = {
+        "connect_timeout": CONNECT_TIMEOUT,
+        "keepalives_idle": 15,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 30_000,
+    }
+    if "," in str(given.get("host", "")):
+        wanted["target_session_attrs"] = "read-write"
+    return make_conninfo(**(wanted | given))
+
+
+def is_proxied(conn: Connection | AsyncConnection, server_pid: int) -> bool:
+    """A pooler answers with a process number of its own: sessions are shared then, so neither LISTEN nor prepared
+    statements can be relied on."""
+    return conn.info.backend_pid != server_pid
+
+
+def connect_worker(dsn: str) -> Connection:
+    """A connection for a worker; without prepared statements where a pooler shares sessions (see `is_proxied`)."""
+    conn = connect(patient(dsn), application_name="pyclient worker")
+    try:
+        row = conn.execute("select pg_backend_pid()").fetchone()
+        if row is None or is_proxied(conn, row[0]):
+            conn.prepare_threshold = None
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+async def connect_worker_async(dsn: str) -> AsyncConnection:
+    """The same for asyncio."""
+    conn = await connect_async(patient(dsn), application_name="pyclient worker")
+    try:
+        row = await (await conn.execute("select pg_backend_pid()")).fetchone()
+        if row is None or is_proxied(conn, row[0]):
+            conn.prepare_threshold = None
+    except BaseException:
+        await conn.close()
+        raise
+    return conn
+
+
+def pool(dsn: str, *, max_size: int = 10) -> Pool:
+    """Connections for an application's own calls, opened as they are needed."""
+    return ConnectionPool(patient(dsn), kwargs=_POOLED, min_size=0, max_size=max_size, open=True, name="pyclient")
+
+
+def pool_async(dsn: str, *, max_size: int = 10) -> AsyncPool:
+    """The same for asyncio; to be opened."""
+    return AsyncConnectionPool(patient(dsn), kwargs=_POOLED, min_size=0, max_size=max_size, open=False, name="pyclient")
+
+
+# Never prepared: a pool may sit behind another one that shares sessions.
+_POOLED: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "fallback_application_name": "pyclient"}
 
 
 def _cannot_connect(error: psycopg.Error) -> errors.CannotConnect:

@@ -76,6 +76,10 @@ class CannotConnect(AlmanacError):
     """The database cannot be reached, or the DSN does not name one."""
 
 
+class AppNotFound(AlmanacError):
+    """--app does not lead to an Almanac."""
+
+
 class InstallRefused(AlmanacError):
     """The installing role lacks a right, or something of the user's stands in the way."""
 

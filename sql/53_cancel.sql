@@ -10,7 +10,7 @@ declare
     v_job   almanac.job;
     v_state text;
 begin
-    perform almanac._open_queue(cancel.queue, 'produce', 'operate');
+    perform almanac._open_queue(cancel.queue, 'produce', 'work', 'operate');
     select * into v_job from almanac.job
      where job.queue = cancel.queue and job.id = cancel.job_id
        for update;

@@ -62,10 +62,11 @@ def main(ctx: click.Context, dsn: str | None) -> None:
 
 
 # After main and App, which the modules import.
-from pyclient.cli import cron, install  # noqa: E402
+from pyclient.cli import cron, install, worker  # noqa: E402
 
 main.add_command(cron.cron)
 main.add_command(install.migrate)
 main.add_command(install.check)
 main.add_command(install.sql)
 main.add_command(install.psql_line)
+main.add_command(worker.worker)

@@ -1,0 +1,511 @@
+"""Almanac: the jobs and schedules that a piece of code declares, and the calls that enqueue them.
+
+    app = Almanac()
+
+    @app.job("send_mail", queue="mail", max_attempts=3)
+    async def send_mail(ctx: JobContext, mail: Mail) -> None: ...
+
+    app.enqueue(send_mail, Mail(to="a@example.org"))
+
+An app knows nothing about workers; a worker is given one. Several apps become one with `include`.
+"""
+
+import asyncio
+import dataclasses
+import inspect
+import threading
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeVar, overload
+
+from pyclient import database, errors, payload, settings
+from pyclient.context import JobContext
+from pyclient.database import OMIT, EnqueuedJob
+from pyclient.observe import tracing
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+# An hour: a handler that hangs is ended some time, and nobody is surprised by it within minutes.
+DEFAULT_TIMEOUT = 3600.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """A handler and how its jobs are made and run. `call(ctx, payload)` takes what `read` made of the payload."""
+
+    job_type: str
+    queue: str
+    call: Callable[[JobContext, Any], Any]
+    is_async: bool
+    read: Callable[[Any], Any] | None
+    annotation: Any
+    timeout: float | None
+    max_attempts: int | None = None
+    lease: timedelta | None = None
+    base_delay: timedelta | None = None
+    max_delay: timedelta | None = None
+    jitter: float | None = None
+    description: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A schedule as it is given to put_schedule."""
+
+    queue: str
+    name: str
+    cron: str
+    job_type: str
+    timezone: str
+    payload: Any
+    options: Mapping[str, Any]
+
+
+class Almanac:
+    """A registry of jobs and schedules, and a way to enqueue.
+
+    `dsn` is found when it is first needed: here, else in ALMANAC_DSN, else in DATABASE_URL.
+    """
+
+    def __init__(self, dsn: str | None = None, *, queue: str = "default") -> None:
+        self._dsn = dsn
+        self.queue = queue
+        self.jobs: dict[str, Job] = {}
+        self.schedules: dict[tuple[str, str], Schedule] = {}
+        self._handlers: dict[Any, str] = {}
+        self._pools = _Pools(lambda: self.dsn)
+
+    @property
+    def dsn(self) -> str:
+        found = settings.load(self._dsn).dsn
+        if found is None:
+            raise errors.CannotConnect(
+                "this app has no database", hint="Give Almanac(dsn=...) or set ALMANAC_DSN or DATABASE_URL."
+            )
+        return found
+
+    # ── declaring ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def job(
+        self,
+        job_type: str | None = None,
+        *,
+        queue: str | None = None,
+        timeout: float | timedelta | None = DEFAULT_TIMEOUT,
+        max_attempts: int | None = None,
+        lease: float | timedelta | None = None,
+        base_delay: float | timedelta | None = None,
+        max_delay: float | timedelta | None = None,
+        jitter: float | None = None,
+    ) -> Callable[[Handler], Handler]:
+        """Declare a handler: a function, a coroutine function, or a class with `payload_model()` and `handle()`.
+
+        Without a job type its name is used. `timeout=None` lets it run for as long as it likes.
+        """
+
+        def declare(handler: Handler) -> Handler:
+            name = job_type or handler.__name__
+            call, is_async, annotation = _shape(handler)
+            self._add(
+                Job(
+                    job_type=name,
+                    queue=queue or self.queue,
+                    call=call,
+                    is_async=is_async,
+                    read=payload.reader(annotation),
+                    annotation=annotation,
+                    timeout=timeout.total_seconds() if isinstance(timeout, timedelta) else timeout,
+                    max_attempts=max_attempts,
+                    lease=_interval(lease),
+                    base_delay=_interval(base_delay),
+                    max_delay=_interval(max_delay),
+                    jitter=jitter,
+                    description=(inspect.getdoc(handler) or "").partition("\n")[0] or None,
+                )
+            )
+            self._handlers[handler] = name
+            return handler
+
+        return declare
+
+    def register(self, job_type: str, handler: Callable[..., Any], **options: Any) -> None:
+        """`job` for a handler that is defined elsewhere: `app.register("daily_summary", DailySummaryHandler)`."""
+        self.job(job_type, **options)(handler)
+
+    def schedule(
+        self,
+        cron: str,
+        *,
+        name: str | None = None,
+        timezone: str = "UTC",
+        payload: Any = None,
+        queue: str | None = None,
+        **options: Any,
+    ) -> Callable[[Handler], Handler]:
+        """Run a handler by a cron expression. Kept in the database, so it fires whether or not this code runs.
+
+        Stands above `@app.job(...)`, or alone. Options are those of put_schedule: overlap, catch_up, ….
+        """
+
+        def declare(handler: Handler) -> Handler:
+            if handler not in self._handlers:
+                self.job(queue=queue)(handler)
+            job = self.jobs[self._handlers[handler]]
+            declared = Schedule(
+                queue=queue or job.queue,
+                name=name or job.job_type,
+                cron=cron,
+                job_type=job.job_type,
+                timezone=timezone,
+                payload=_dump(payload),
+                options=options,
+            )
+            if (declared.queue, declared.name) in self.schedules:
+                raise ValueError(f"schedule {declared.name!r} is declared twice; give one of them another name=")
+            self.schedules[declared.queue, declared.name] = declared
+            return handler
+
+        return declare
+
+    def include(self, *others: "Almanac") -> "Almanac":
+        """Take over the jobs and schedules of other apps; returns this one."""
+        for other in others:
+            for job in other.jobs.values():
+                self._add(job)
+            self._handlers.update(other._handlers)
+            self.schedules.update(other.schedules)
+        return self
+
+    def _add(self, job: Job) -> None:
+        if self.jobs.get(job.job_type, job) is not job:
+            raise ValueError(f"job type {job.job_type!r} is declared twice")
+        self.jobs[job.job_type] = job
+
+    def queues(self) -> list[str]:
+        """The queues that the declared jobs and schedules use."""
+        return sorted({job.queue for job in self.jobs.values()} | {queue for queue, _ in self.schedules})
+
+    def declare(self, conn: database.Connection | None = None) -> None:
+        """Write queues, job types and schedules into the database, as a worker does when it starts."""
+        if conn is None:
+            with self._pools.sync().connection() as conn:
+                return self.declare(conn)
+        for queue in self.queues():
+            database.put_queue_if_missing(conn, queue=queue)
+        for job in self.jobs.values():
+            schema = payload.schema(job.annotation)
+            if any(x is not None for x in (job.lease, job.max_attempts, job.base_delay, job.max_delay, schema)):
+                database.put_job_type(
+                    conn,
+                    queue=job.queue,
+                    job_type=job.job_type,
+                    lease=job.lease,
+                    max_attempts=job.max_attempts,
+                    base_delay=job.base_delay,
+                    max_delay=job.max_delay,
+                    jitter=job.jitter,
+                    schema=schema,
+                    description=job.description,
+                )
+        for schedule in self.schedules.values():
+            database.put_schedule(
+                conn,
+                queue=schedule.queue,
+                name=schedule.name,
+                cron=schedule.cron,
+                job_type=schedule.job_type,
+                payload=schedule.payload,
+                timezone=schedule.timezone,
+                **schedule.options,
+            )
+        return None
+
+    # ── enqueueing ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def enqueue(
+        self,
+        job: str | Callable[..., Any],
+        payload: Any = None,
+        *,
+        queue: str | None = None,
+        due_at: datetime | timedelta = OMIT,
+        priority: int = OMIT,
+        dedup_key: str | None = OMIT,
+        dedup_for: timedelta | None = OMIT,
+        concurrency_key: str | None = OMIT,
+        idempotency_key: str | None = OMIT,
+        max_attempts: int | None = OMIT,
+        base_delay: timedelta | None = OMIT,
+        max_delay: timedelta | None = OMIT,
+        headers: Mapping[str, Any] | None = None,
+        conn: database.Connection | None = None,
+    ) -> EnqueuedJob:
+        """Make a job. With `conn` it is part of that connection's transaction: no commit, no job.
+
+        `due_at` is a time with a zone, or a timedelta from now.
+        """
+        arguments = self._arguments(job, queue, headers, due_at) | {
+            "payload": _dump(payload),
+            "priority": priority,
+            "dedup_key": dedup_key,
+            "dedup_for": dedup_for,
+            "concurrency_key": concurrency_key,
+            "idempotency_key": idempotency_key,
+            "max_attempts": max_attempts,
+            "base_delay": base_delay,
+            "max_delay": max_delay,
+        }
+        if conn is not None:
+            return database.enqueue(conn, **arguments)
+        with self._pools.sync().connection() as own:
+            return database.enqueue(own, **arguments)
+
+    async def enqueue_async(
+        self,
+        job: str | Callable[..., Any],
+        payload: Any = None,
+        *,
+        queue: str | None = None,
+        due_at: datetime | timedelta = OMIT,
+        priority: int = OMIT,
+        dedup_key: str | None = OMIT,
+        dedup_for: timedelta | None = OMIT,
+        concurrency_key: str | None = OMIT,
+        idempotency_key: str | None = OMIT,
+        max_attempts: int | None = OMIT,
+        base_delay: timedelta | None = OMIT,
+        max_delay: timedelta | None = OMIT,
+        headers: Mapping[str, Any] | None = None,
+        conn: database.AsyncConnection | None = None,
+    ) -> EnqueuedJob:
+        """`enqueue` for asyncio."""
+        arguments = self._arguments(job, queue, headers, due_at) | {
+            "payload": _dump(payload),
+            "priority": priority,
+            "dedup_key": dedup_key,
+            "dedup_for": dedup_for,
+            "concurrency_key": concurrency_key,
+            "idempotency_key": idempotency_key,
+            "max_attempts": max_attempts,
+            "base_delay": base_delay,
+            "max_delay": max_delay,
+        }
+        if conn is not None:
+            return await database.enqueue(conn, **arguments)
+        async with (await self._pools.asynchronous()).connection() as own:
+            return await database.enqueue(own, **arguments)
+
+    def enqueue_many(
+        self,
+        job: str | Callable[..., Any],
+        payloads: Iterable[Any],
+        *,
+        queue: str | None = None,
+        due_at: datetime | timedelta = OMIT,
+        priority: int = OMIT,
+        dedup_keys: Sequence[str | None] | None = OMIT,
+        dedup_for: timedelta | None = OMIT,
+        concurrency_keys: Sequence[str | None] | None = OMIT,
+        idempotency_keys: Sequence[str | None] | None = OMIT,
+        max_attempts: int | None = OMIT,
+        headers: Mapping[str, Any] | None = None,
+        conn: database.Connection | None = None,
+    ) -> list[EnqueuedJob]:
+        """Make many jobs of one type in one statement; answers in the order of the payloads."""
+        arguments = self._arguments(job, queue, headers, due_at) | {
+            "payloads": [_dump(one) for one in payloads],
+            "priority": priority,
+            "dedup_keys": dedup_keys,
+            "dedup_for": dedup_for,
+            "concurrency_keys": concurrency_keys,
+            "idempotency_keys": idempotency_keys,
+            "max_attempts": max_attempts,
+        }
+        if conn is not None:
+            return database.enqueue_many(conn, **arguments)
+        with self._pools.sync().connection() as own:
+            return database.enqueue_many(own, **arguments)
+
+    async def enqueue_many_async(
+        self,
+        job: str | Callable[..., Any],
+        payloads: Iterable[Any],
+        *,
+        queue: str | None = None,
+        due_at: datetime | timedelta = OMIT,
+        priority: int = OMIT,
+        dedup_keys: Sequence[str | None] | None = OMIT,
+        dedup_for: timedelta | None = OMIT,
+        concurrency_keys: Sequence[str | None] | None = OMIT,
+        idempotency_keys: Sequence[str | None] | None = OMIT,
+        max_attempts: int | None = OMIT,
+        headers: Mapping[str, Any] | None = None,
+        conn: database.AsyncConnection | None = None,
+    ) -> list[EnqueuedJob]:
+        """`enqueue_many` for asyncio."""
+        arguments = self._arguments(job, queue, headers, due_at) | {
+            "payloads": [_dump(one) for one in payloads],
+            "priority": priority,
+            "dedup_keys": dedup_keys,
+            "dedup_for": dedup_for,
+            "concurrency_keys": concurrency_keys,
+            "idempotency_keys": idempotency_keys,
+            "max_attempts": max_attempts,
+        }
+        if conn is not None:
+            return await database.enqueue_many(conn, **arguments)
+        async with (await self._pools.asynchronous()).connection() as own:
+            return await database.enqueue_many(own, **arguments)
+
+    def cancel(self, job: EnqueuedJob, *, reason: str | None = None, conn: database.Connection | None = None) -> str:
+        """Cancel a waiting job at once, or ask for it while it runs; returns cancelled or running."""
+        if conn is not None:
+            return database.cancel(conn, queue=job.queue, job_id=job.job_id, reason=reason)
+        with self._pools.sync().connection() as own:
+            return database.cancel(own, queue=job.queue, job_id=job.job_id, reason=reason)
+
+    def _arguments(
+        self, job: str | Callable[..., Any], queue: str | None, headers: Mapping[str, Any] | None, due_at: Any
+    ) -> dict[str, Any]:
+        try:
+            job_type = job if isinstance(job, str) else self._handlers[job]
+        except KeyError:
+            raise ValueError(f"{job!r} is not a job of this app; declare it with @app.job(...)") from None
+        declared = self.jobs.get(job_type)
+        if isinstance(due_at, datetime) and due_at.tzinfo is None:
+            raise ValueError("due_at needs a time zone: datetime.now(timezone.utc) + ...")
+        carried = tracing.inject(headers)
+        return {
+            "queue": queue or (declared.queue if declared else self.queue),
+            "job_type": job_type,
+            "due_at": due_at,
+            "headers": carried or OMIT,
+        }
+
+    # ── connections ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        """Close the connections that `enqueue` opened."""
+        self._pools.close()
+
+    async def close_async(self) -> None:
+        """Close the connections that `enqueue_async` opened."""
+        await self._pools.close_async()
+
+
+class _Pools:
+    """Opened when they are first needed: an app that only declares, or only gets conn=, opens none."""
+
+    def __init__(self, dsn: Callable[[], str]) -> None:
+        self._find_dsn = dsn
+        self._lock = threading.Lock()
+        self._sync: database.Pool | None = None
+        self._async: dict[asyncio.AbstractEventLoop, database.AsyncPool] = {}
+
+    def sync(self) -> database.Pool:
+        with self._lock:
+            if self._sync is None:
+                self._sync = database.pool(self._find_dsn())
+            return self._sync
+
+    async def asynchronous(self) -> database.AsyncPool:
+        """One for each event loop: a connection belongs to the loop it was opened in."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            for closed in [one for one in self._async if one.is_closed()]:
+                del self._async[closed]
+            pool = self._async.get(loop)
+            if pool is None:
+                pool = self._async[loop] = database.pool_async(self._find_dsn())
+        await pool.open()
+        return pool
+
+    def close(self) -> None:
+        with self._lock:
+            pool, self._sync = self._sync, None
+        if pool is not None:
+            pool.close()
+
+    async def close_async(self) -> None:
+        with self._lock:
+            pool = self._async.pop(asyncio.get_running_loop(), None)
+        if pool is not None:
+            await pool.close()
+
+
+_dump = payload.to_payload
+
+
+@overload
+def _interval(value: None) -> None: ...
+@overload
+def _interval(value: float | timedelta) -> timedelta: ...
+@overload
+def _interval(value: float | timedelta | None) -> timedelta | None: ...
+def _interval(value: float | timedelta | None) -> timedelta | None:
+    return value if value is None or isinstance(value, timedelta) else timedelta(seconds=value)
+
+
+# ── what a handler looks like ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _shape(handler: Any) -> tuple[Callable[[JobContext, Any], Any], bool, Any]:
+    """How to call it with (ctx, payload), whether to await it, and the annotation of its payload."""
+    if inspect.isclass(handler):
+        return _class_shape(handler)
+    return _function_shape(handler)
+
+
+def _class_shape(handler: Any) -> tuple[Callable[[JobContext, Any], Any], bool, Any]:
+    """A class with `handle(self, payload)`, made anew for each job, and the model from `payload_model()`."""
+    if not callable(getattr(handler, "handle", None)):
+        raise TypeError(f"{handler.__name__} needs a method handle(self, payload)")
+    model = handler.payload_model() if hasattr(handler, "payload_model") else None
+    call, is_async, annotation = _function_shape(handler.handle, bound=True)
+
+    def made_anew(ctx: JobContext, value: Any) -> Any:
+        return call(handler(), ctx, value)
+
+    return made_anew, is_async, annotation if model is None else model
+
+
+def _function_shape(handler: Any, *, bound: bool = False) -> tuple[Callable[..., Any], bool, Any]:
+    """Handlers name what they want: (ctx, payload), (payload), (ctx) or nothing."""
+    parameters = [
+        one
+        for one in inspect.signature(handler).parameters.values()
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
+    ][1 if bound else 0 :]
+    hints = _hints(handler)
+    wants_ctx = bool(parameters) and (hints.get(parameters[0].name) is JobContext or parameters[0].name == "ctx")
+    rest = parameters[1:] if wants_ctx else parameters
+    if len(rest) > 1:
+        raise TypeError(f"{handler.__qualname__} takes {len(parameters)} arguments; a handler takes (ctx, payload)")
+    annotation = hints.get(rest[0].name, Any) if rest else Any
+    call = _CALLS[wants_ctx, bool(rest), bound](handler)
+    is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+    return call, is_async, annotation
+
+
+def _hints(handler: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(handler, include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"the annotations of {handler.__qualname__} cannot be read: {error}. Payload types must be importable "
+            "from the module of the handler, not defined inside a function."
+        ) from None
+
+
+# (wants ctx, wants payload, is a method) → how the worker's (ctx, payload) reaches it.
+_CALLS: dict[tuple[bool, bool, bool], Callable[[Any], Callable[..., Any]]] = {
+    (True, True, False): lambda handler: handler,
+    (True, False, False): lambda handler: lambda ctx, value: handler(ctx),
+    (False, True, False): lambda handler: lambda ctx, value: handler(value),
+    (False, False, False): lambda handler: lambda ctx, value: handler(),
+    (True, True, True): lambda handler: handler,
+    (True, False, True): lambda handler: lambda self, ctx, value: handler(self, ctx),
+    (False, True, True): lambda handler: lambda self, ctx, value: handler(self, value),
+    (False, False, True): lambda handler: lambda self, ctx, value: handler(self),
+}

@@ -1,0 +1,146 @@
+"""worker: run handlers for what is due."""
+
+import importlib
+import os
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyclient import errors
+from pyclient.app import Almanac
+
+if TYPE_CHECKING:
+    from pyclient.cli import App
+
+
+class Weighted(click.ParamType[tuple[str, float]]):
+    """`name` or `name=weight`."""
+
+    name = "queue"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        name, separator, weight = str(value).rpartition("=")
+        if not separator:
+            return str(value), 1.0
+        try:
+            number = float(weight)
+        except ValueError:
+            number = 0.0
+        if not name or not 0 < number < float("inf"):
+            self.fail(f"{value!r} is not NAME or NAME=WEIGHT with a weight above 0", param, ctx)
+        return name, number
+
+
+@click.command()
+@click.option("--app", "apps", multiple=True, metavar="MODULE:NAME", help="The Almanac to run; several are combined.")
+@click.option(
+    "--queue", "queues", multiple=True, type=Weighted(), help="NAME or NAME=WEIGHT; default: those of the app."
+)
+@click.option(
+    "--concurrency", default=50, show_default=True, type=click.IntRange(1), help="Handlers at once, a process."
+)
+@click.option("--processes", default=1, show_default=True, type=click.IntRange(1), help="Processes to keep running.")
+@click.option("--supervise/--no-supervise", default=True, help="Replace a process that dies (on by default).")
+@click.option("--burst", is_flag=True, help="Exit when nothing is due.")
+@click.option("--once", type=int, metavar="JOB_ID", help="Work on this job alone, due or not, then exit.")
+@click.option(
+    "--grace", default=25.0, show_default=True, type=click.FloatRange(0), help="Seconds to finish on SIGTERM."
+)
+@click.option("--lease", type=click.FloatRange(1), help="Seconds of a lease; default: that of the type or the queue.")
+@click.option("--prefetch", default=1000, show_default=True, type=click.IntRange(0), help="Most jobs fetched ahead.")
+@click.option("--poll", default=5.0, show_default=True, type=click.FloatRange(0.05), help="Longest sleep, in seconds.")
+@click.option("--metrics-port", type=int, help="Serve /metrics and /healthz; process n of N uses the port + n - 1.")
+@click.option("--log-format", type=click.Choice(["auto", "human", "json"]), default="auto", show_default=True)
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+@click.pass_obj
+def worker(
+    app: "App",
+    apps: tuple[str, ...],
+    queues: tuple[tuple[str, float], ...],
+    concurrency: int,
+    processes: int,
+    supervise: bool,
+    burst: bool,
+    once: int | None,
+    grace: float,
+    lease: float | None,
+    prefetch: int,
+    poll: float,
+    metrics_port: int | None,
+    log_format: str,
+    log_level: str,
+) -> None:
+    """Run the handlers of --app for what is due.
+
+    Without --app the built-in handlers run: `http` calls a URL, `log` writes a line.
+    """
+    from pyclient.observe import logs
+    from pyclient.worker import Options
+    from pyclient.worker import supervise as keep_running
+    from pyclient.worker.process import run
+
+    logs.setup(log_format, log_level)
+
+    def work(number: int, lifeline: int | None, dsn: str) -> int:
+        try:
+            combined = load(apps)
+            options = Options(
+                queues=dict(queues) or dict.fromkeys(combined.queues(), 1.0) or {"default": 1.0},
+                concurrency=concurrency,
+                prefetch=prefetch,
+                lease=None if lease is None else timedelta(seconds=lease),
+                grace=grace,
+                poll=poll,
+                burst=burst,
+                number=number,
+                metrics_port=metrics_port,
+            )
+            return run(combined, dsn, options, lifeline=lifeline)
+        except errors.AlmanacError as error:
+            from pyclient.cli import refuse
+
+            refuse(error)
+
+    with app.database() as dsn:
+        if not supervise:
+            sys.exit(work(0, None, dsn))
+        sys.exit(keep_running(processes, lambda number, lifeline: work(number, lifeline, dsn), grace))
+
+
+def load(names: tuple[str, ...]) -> Almanac:
+    """The apps as one, with the built-in handlers whose names are free."""
+    from pyclient.handlers import builtin
+
+    # As `python -m` does: the application is where the command is run.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    combined = Almanac()
+    for name in names:
+        combined.include(_find(name))
+    builtin(combined)
+    return combined
+
+
+def _find(name: str) -> Almanac:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute or "app")
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        raise errors.AppNotFound(
+            f"--app {name}: there is no module {module}", hint="Run it where the module is."
+        ) from error
+    except AttributeError as error:
+        raise errors.AppNotFound(
+            f"--app {name}: {module} has no {attribute or 'app'}", hint="Say --app module:name."
+        ) from error
+    if not isinstance(found, Almanac):
+        raise errors.AppNotFound(
+            f"--app {name}: that is a {type(found).__name__}, not an Almanac", hint="Say --app module:name."
+        )
+    return found

@@ -1,0 +1,240 @@
+"""What to claim, when to sleep and when to wake.
+
+Each queue is a feed. A feed that gave less than was asked for is looked at again after a few milliseconds, then a few
+more; one that stays empty for about 20 ms is put to sleep: `doze` marks this worker as a sleeper, so that enqueue
+rings, and says when the next job is due. The mark stays while wake-ups are isolated. It is taken back once there is
+always something to do: every ring takes a database-wide lock at commit.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from pyclient import database, errors
+from pyclient.context import Claim, JobContext, Services
+from pyclient.observe.metrics import Metrics
+from pyclient.worker.link import Link, State
+from pyclient.worker.options import Options
+from pyclient.worker.running import Slots
+
+logger = logging.getLogger("pyclient.worker")
+
+# Between two looks at a queue that has run empty, before the worker says that it sleeps.
+PAUSES = (0.002, 0.004, 0.006, 0.008)
+# So long always busy, and nobody needs to ring.
+ALWAYS_BUSY = 0.1
+# The pace of the handlers is taken over this time, and as much is fetched ahead.
+WINDOW = 0.1
+
+
+class Feed:
+    """One queue as this worker sees it. Times are monotonic."""
+
+    def __init__(self, queue: str, weight: float) -> None:
+        self.queue = queue
+        self.weight = weight
+        #: Not worth a look before this.
+        self.idle_until = 0.0
+        self.looks = 0
+        self.marked_until = 0.0
+        self.awake_since: float | None = None
+        self.trouble: str | None = None
+
+    def ring(self) -> None:
+        self.idle_until = 0.0
+        self.looks = 0
+
+
+class Fetcher:
+    def __init__(
+        self,
+        options: Options,
+        worker: str,
+        services: Services,
+        link: Link,
+        slots: Slots,
+        held: set[JobContext],
+        metrics: Metrics,
+        state: State,
+        is_heard: Callable[[], bool],
+    ) -> None:
+        self.options = options
+        self.worker = worker
+        self.services = services
+        self.link = link
+        self.slots = slots
+        self.held = held
+        self.metrics = metrics
+        self.state = state
+        #: Whether notifications arrive.
+        self.is_heard = is_heard
+        self.feeds = [Feed(queue, weight) for queue, weight in options.queues.items()]
+        self.job_types = sorted(slots.jobs)
+        self.stopping = False
+        self._waiting: asyncio.Future[None] | None = None
+        self._ahead = 0
+        self._window_began = time.monotonic()
+        self._window_finished = 0
+        slots.on_room = self.poke
+
+    # ── signals from outside ────────────────────────────────────────────────────────────────────────────────────────
+
+    def ring(self, queues: Sequence[str] | None) -> None:
+        """Somebody enqueued in these queues; None: who knows."""
+        for feed in self.feeds:
+            if queues is None or feed.queue in queues:
+                feed.ring()
+        self.poke()
+
+    def stop(self) -> None:
+        self.stopping = True
+        self.poke()
+
+    def poke(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    # ── the loop ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        """Until `stop`, or with --burst until nothing is due and everything is done."""
+        while not self.stopping:
+            room = self._room()
+            if room <= 0:
+                await self._wait(None)
+                continue
+            now = time.monotonic()
+            ready = [feed for feed in self.feeds if feed.idle_until <= now]
+            if not ready:
+                if self.options.burst and not self.held:
+                    return
+                await self._wait(min(feed.idle_until for feed in self.feeds) - now)
+                continue
+            weights = sum(feed.weight for feed in ready)
+            for feed in sorted(ready, key=lambda feed: -feed.weight):
+                size = min(room, max(1, math.ceil(room * feed.weight / weights)))
+                if size <= 0 or self.stopping:
+                    break
+                room -= await self._look(feed, size)
+
+    async def _wait(self, seconds: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        timer = None if seconds is None else loop.call_later(max(seconds, 0.0), self.poke)
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+            if timer is not None:
+                timer.cancel()
+
+    def _room(self) -> int:
+        """How many jobs to ask for: the free slots, and what the handlers finish in a short while. Nothing while the
+        buffer still holds half of that, so that claims are few and large."""
+        slots = self.slots
+        now = time.monotonic()
+        passed = now - self._window_began
+        if passed >= WINDOW:
+            pace = (slots.finished - self._window_finished) * WINDOW / passed
+            self._ahead = min(int(pace), self.options.prefetch)
+            self._window_began, self._window_finished = now, slots.finished
+        else:
+            # Early in a burst the window is not over; what was finished in it so far is a lower bound.
+            self._ahead = min(max(self._ahead, slots.finished - self._window_finished), self.options.prefetch)
+        waiting = len(slots.buffer)
+        slots.low = self._ahead // 2
+        room = slots.size + self._ahead - slots.busy - waiting
+        return 0 if waiting > slots.low else room
+
+    async def _look(self, feed: Feed, size: int) -> int:
+        try:
+            claimed = await self._claim(feed, size)
+            self._settle(feed, claimed, size)
+            if claimed == 0 and feed.looks > len(PAUSES) and not self.stopping and not self.options.burst:
+                await self._doze(feed, size)
+            elif feed.marked_until and feed.awake_since and time.monotonic() - feed.awake_since > ALWAYS_BUSY:
+                feed.marked_until = 0.0
+                await self.link.call(
+                    lambda conn: database.wake(conn, queue=feed.queue, worker=self.worker), until=self._stopped
+                )
+        except (errors.AlmanacError, database.DatabaseError) as error:
+            # Not for the whole worker to die of: the queue is gone, or the right to it.
+            if not self.stopping:
+                self._trouble(feed, error)
+            return 0
+        if feed.trouble is not None:
+            logger.warning("queue can be claimed from again queue=%s", feed.queue)
+            feed.trouble = None
+        return claimed
+
+    def _trouble(self, feed: Feed, error: Exception) -> None:
+        reason = " ".join(str(error).split())
+        if feed.trouble != reason:
+            logger.error("cannot claim queue=%s error=%r", feed.queue, reason)
+            feed.trouble = reason
+        feed.idle_until = time.monotonic() + self.options.poll
+
+    def _stopped(self) -> bool:
+        return self.stopping
+
+    async def _claim(self, feed: Feed, size: int) -> int:
+        sent_at = time.monotonic()
+        queue, options = feed.queue, self.options
+        rows, claimed_at = await self.link.call(
+            lambda conn: database.claim_rows(conn, queue, self.worker, size, options.lease, self.job_types),
+            until=self._stopped,
+        )
+        if not rows:
+            return 0
+        claim = Claim(self.services, queue, claimed_at, sent_at)
+        jobs = [JobContext(claim, row) for row in rows]
+        self.held.update(jobs)
+        self.slots.add(jobs)
+        metrics = self.metrics
+        metrics.claimed += len(jobs)
+        metrics.claim_seconds.observe(time.monotonic() - sent_at)
+        observe = metrics.lateness_seconds.observe
+        for row in rows:
+            observe((claimed_at - row[database.Claimed.DUE_AT]) / 1e6)
+        return len(jobs)
+
+    def _settle(self, feed: Feed, claimed: int, size: int) -> None:
+        now = time.monotonic()
+        if claimed:
+            feed.looks = 0
+            if feed.awake_since is None:
+                feed.awake_since = now
+            if claimed >= size:
+                feed.idle_until = 0.0
+                return
+        if self.options.burst:
+            feed.idle_until = now + PAUSES[-1]
+            return
+        if not self.is_heard():
+            feed.idle_until = now + min(self.options.poll_without_listen, PAUSES[0] * 2**feed.looks)
+        else:
+            feed.idle_until = now + PAUSES[min(feed.looks, len(PAUSES) - 1)]
+        feed.looks += 1
+
+    async def _doze(self, feed: Feed, size: int) -> None:
+        feed.awake_since = None
+        if not self.is_heard():
+            return
+        queue, poll = feed.queue, self.options.poll
+        began = time.monotonic()
+        feed.idle_until = began + poll
+        due_in = await self.link.call(
+            lambda conn: database.doze_for(conn, queue, self.worker, timedelta(seconds=poll)), until=self._stopped
+        )
+        now = time.monotonic()
+        feed.marked_until = began + poll
+        # What was committed before the mark could be seen did not ring.
+        if await self._claim(feed, size):
+            feed.awake_since = now
+            feed.ring()
+        elif due_in is not None:
+            feed.idle_until = min(feed.idle_until, now + max(due_in, PAUSES[0]))
+        # A ring that came during the two calls has set idle_until to 0 before; it is looked at again then.

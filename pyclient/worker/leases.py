@@ -1,0 +1,165 @@
+"""Keeps leases alive from a thread with a connection of its own, so that a handler which blocks the event loop neither
+loses the leases of all others nor goes unnoticed. Does the other small rounds too: showing the worker to operators,
+ticking when nobody else does.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from pyclient import database, errors
+from pyclient.context import JobContext
+from pyclient.worker.link import State, ThreadLink
+
+logger = logging.getLogger("pyclient.worker")
+
+# Often enough that a cancelled job hears of it soon, however long its lease.
+EXTEND_EVERY = 5.0
+ROUND = 0.25
+REPORT_EVERY = 10.0
+TICK_EVERY = 5.0
+# A loop that has not turned for so long is worth a line in the log.
+BLOCKED = 2.0
+
+
+class Keeper(threading.Thread):
+    def __init__(
+        self,
+        dsn: str,
+        state: State,
+        held: set[JobContext],
+        lease: timedelta | None,
+        loop: asyncio.AbstractEventLoop,
+        on_lost: Callable[[Sequence[JobContext]], None],
+        on_cancel: Callable[[Sequence[JobContext]], None],
+        report: Callable[[database.Connection], None],
+        is_blocking: Callable[[], JobContext | None],
+        give_up: Callable[[JobContext, float, database.Connection | None], None],
+    ) -> None:
+        super().__init__(name="leases", daemon=True)
+        self.link = ThreadLink("leases", dsn, state)
+        self.held = held
+        self.lease = lease
+        self.loop = loop
+        self.on_lost = on_lost
+        self.on_cancel = on_cancel
+        self.report = report
+        self.is_blocking = is_blocking
+        self.give_up = give_up
+        self.beat = time.monotonic()
+        self.ticks = True
+        self._ended = threading.Event()
+        self._reported = 0.0
+        self._ticked = 0.0
+        self._complained = False
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(timeout=5)
+
+    def run(self) -> None:
+        pause = ROUND
+        while not self._ended.wait(pause):
+            try:
+                pause = self._round()
+            except Exception:
+                # This thread must not die: without it every lease runs out.
+                logger.exception("round of the lease keeper failed")
+        self.link.drop()
+
+    def _round(self) -> float:
+        now = time.monotonic()
+        due: defaultdict[str, list[JobContext]] = defaultdict(list)
+        shortest = 4 * ROUND
+        gone = []
+        for job in self.held.copy():
+            confirmed, lasts = job.lease()
+            shortest = min(shortest, lasts)
+            if now >= confirmed + lasts:
+                if not job.lost:
+                    gone.append(job)
+            elif now - confirmed >= min(EXTEND_EVERY, lasts / 3):
+                due[job.queue].append(job)
+        if gone:
+            self._lose(gone)
+        for queue, jobs in due.items():
+            self._extend(queue, jobs)
+        self._watch(now)
+        if now - self._reported >= REPORT_EVERY:
+            self._reported = now
+            self._quietly(self.report)
+        if self.ticks and now - self._ticked >= TICK_EVERY:
+            self._ticked = now
+            self._quietly(database.keep_house)
+        return shortest / 4
+
+    def _extend(self, queue: str, jobs: Sequence[JobContext]) -> None:
+        sent_at = time.monotonic()
+        pairs = [(job.job_id, job.lease_token) for job in jobs]
+        answer = self.link.call(lambda conn: database.extend_rows(conn, queue, pairs, self.lease))
+        if answer is None:
+            return
+        extended = {(job_id, token): (lasts, cancel) for job_id, token, lasts, cancel in answer}
+        lost, cancelled = [], []
+        for job in jobs:
+            found = extended.get((job.job_id, job.lease_token))
+            if found is None:
+                # Reported in the meantime is the usual reason; then it is not held any more.
+                if job in self.held:
+                    lost.append(job)
+                continue
+            job.extended(sent_at, found[0])
+            if found[1]:
+                cancelled.append(job)
+        if cancelled:
+            self.loop.call_soon_threadsafe(self.on_cancel, cancelled)
+        if lost:
+            self._lose(lost)
+
+    def _lose(self, jobs: Sequence[JobContext]) -> None:
+        for job in jobs:
+            job.lost = True
+            job.cancel()
+        self.loop.call_soon_threadsafe(self.on_lost, jobs)
+
+    def _quietly(self, operation: Callable[[database.Connection], object]) -> None:
+        """Nothing depends on it: try again next time."""
+        try:
+            self.link.call(operation)
+        except (errors.AlmanacError, database.DatabaseError) as error:
+            logger.debug("round of the lease keeper: %s", error)
+
+    # ── a blocked loop ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _watch(self, now: float) -> None:
+        blocked = now - self.beat
+        if blocked < BLOCKED:
+            self._complained = False
+            return
+        job = self.is_blocking()
+        if not self._complained:
+            self._complained = True
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            where = "".join(traceback.format_stack(frame)[-3:]) if frame else ""
+            logger.warning(
+                "event loop blocked for=%.1fs; a handler that waits without await belongs in a plain def\n%s",
+                blocked,
+                where,
+                extra={"job": job} if job else None,
+            )
+        if job is not None:
+            self.give_up(job, blocked, self.link.conn)
+
+
+def exit_at_once(code: int) -> None:
+    """Without waiting for a loop that does not turn or a thread that does not end."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,388 @@
+"""One worker process: the parts put together, its signals, its end."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyclient import __version__, database
+from pyclient.app import Almanac, Job
+from pyclient.context import JobContext
+from pyclient.observe import tracing
+from pyclient.observe.metrics import Metrics
+from pyclient.worker.claiming import Fetcher
+from pyclient.worker.leases import Keeper, exit_at_once
+from pyclient.worker.link import Link, State, one_line
+from pyclient.worker.listening import Listener
+from pyclient.worker.options import Options
+from pyclient.worker.reporting import Outbox, Released
+from pyclient.worker.running import CANCELLED, LOST, STOPPING, Slots, drain
+
+if TYPE_CHECKING:
+    import httpx
+
+logger = logging.getLogger("pyclient.worker")
+
+# How often time-outs are looked at, and how soon after a blocked loop is noticed.
+SWEEP = 0.05
+# Handlers that were cancelled get so long to clean up.
+UNWIND = 1.0
+RESTART = 75
+
+
+class Worker:
+    """`await Worker(app, dsn, options).run()` works until it is stopped; returns the exit code."""
+
+    def __init__(self, app: Almanac, dsn: str, options: Options) -> None:
+        self.app = app
+        self.dsn = dsn
+        self.options = options
+        # Unique for each process: a restarted worker must not be taken for the one that holds the old leases.
+        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self.metrics = Metrics()
+        self.state = State()
+        self.held: set[JobContext] = set()
+        self.services = _Services(dsn, options.concurrency)
+        self.started_at = time.time()
+        self.stopping = False
+        self._signals = 0
+        self._stop_by: float | None = None
+        self._restart = False
+
+    # ── life ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> int:
+        self.loop = loop = asyncio.get_running_loop()
+        self._wake_up = asyncio.Event()
+        await self._declare()
+        self.outbox = Outbox(Link("report", self.dsn, self.state), self.held, self.metrics, self._is_busy)
+        self.slots = Slots(
+            self.options.concurrency, self.app.jobs, self.outbox, self.held, self.metrics, self._around()
+        )
+        self.listener = Listener(self.dsn, self.state, lambda queues: self.fetcher.ring(queues))
+        self.fetcher = Fetcher(
+            self.options,
+            self.name,
+            self.services,
+            Link("claim", self.dsn, self.state, prepare=database.for_claims),
+            self.slots,
+            self.held,
+            self.metrics,
+            self.state,
+            lambda: self.listener.is_heard,
+        )
+        self.keeper = Keeper(
+            self.dsn,
+            self.state,
+            self.held,
+            self.options.lease,
+            loop,
+            on_lost=self._lost,
+            on_cancel=self._cancelled,
+            report=self._report,
+            is_blocking=self._blocking,
+            give_up=self._give_up,
+        )
+        self.keeper.start()
+        sweeper = asyncio.create_task(self._sweep())
+        reporter = asyncio.create_task(self.outbox.run())
+        listener = asyncio.create_task(self.listener.run())
+        fetcher = asyncio.create_task(self.fetcher.run())
+        stop = asyncio.create_task(self._wake_up.wait())
+        logger.info(
+            "worker started worker=%s queues=%s concurrency=%d version=%s",
+            self.name,
+            ",".join(self.options.queues),
+            self.options.concurrency,
+            __version__,
+        )
+        try:
+            parts = {sweeper, reporter, listener, fetcher, stop}
+            while not self.stopping and not fetcher.done():
+                done, parts = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+                for part in done - {stop, fetcher}:
+                    if part.exception() is not None:
+                        # A bug of ours. Whoever supervises starts a process that does not have it yet.
+                        logger.error("part of the worker failed", exc_info=part.exception())
+                        self._restart = True
+                        self.stop()
+            if fetcher.done() and fetcher.exception() is not None:
+                logger.error("part of the worker failed", exc_info=fetcher.exception())
+                self._restart = True
+            await self._end(fetcher, reporter)
+        finally:
+            for part in (stop, listener, reporter, sweeper, fetcher):
+                part.cancel()
+            await asyncio.gather(stop, listener, reporter, sweeper, fetcher, return_exceptions=True)
+            self.slots.close()
+            await asyncio.to_thread(self.keeper.stop)
+            await self._retire()
+        logger.info("worker stopped worker=%s completed=%d", self.name, self.metrics.completed)
+        return RESTART if self._restart else 0
+
+    def stop(self) -> None:
+        """Once: stop claiming and let handlers finish. Again: now."""
+        self._signals += 1
+        self.stopping = True
+        if self._signals == 1:
+            self._stop_by = time.monotonic() + self.options.grace
+            logger.info("stopping running=%d grace=%gs", self.slots.busy, self.options.grace)
+            self.fetcher.stop()
+        else:
+            self._stop_by = time.monotonic()
+        self._wake_up.set()
+
+    def handle_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        if hasattr(self, "fetcher"):
+            self.stop()
+        else:
+            raise SystemExit(0)
+
+    async def _declare(self) -> None:
+        """Queues, types and schedules of the app. Waits for a database that is not there yet; a queue that nobody
+        made is a mistake somebody should hear of at once."""
+        link = Link("declare", self.dsn, self.state)
+
+        def declare() -> None:
+            with contextlib.closing(database.connect_worker(self.dsn)) as conn:
+                self.app.declare(conn)
+                for queue in self.options.queues:
+                    database.wake(conn, queue=queue, worker=self.name)
+
+        async def attempt(_: database.AsyncConnection) -> None:
+            await asyncio.to_thread(declare)
+
+        try:
+            await link.call(attempt)
+        except database.DatabaseError as error:
+            logger.warning("jobs and schedules of the app were not declared error=%r", one_line(error))
+        finally:
+            await link.drop()
+
+    async def _end(self, fetcher: "asyncio.Task[None]", reporter: "asyncio.Task[None]") -> None:
+        """Stop claiming, give back what has not started, wait for what runs, give back the rest, report it all."""
+        self.stopping = True
+        if self._stop_by is None:
+            self._stop_by = time.monotonic() + self.options.grace
+        self.fetcher.stop()
+        await asyncio.wait([fetcher], timeout=max(0.0, min(5.0, self._stop_by - time.monotonic())))
+        self._give_back_buffer()
+        await drain(self.slots, lambda: self._stop_by or 0.0)
+        for job in self.slots.running():
+            self.slots.end(job, STOPPING)
+        unwound = time.monotonic() + UNWIND
+        await drain(self.slots, lambda: unwound)
+        for job in self.slots.running():
+            # A handler that refuses to end; its lease is given back all the same, and its result would be refused.
+            job.lost = True
+            self.outbox.add(Released(job, "the worker stopped"))
+        self._give_back_buffer()
+        # The database gets a few seconds more to take what is finished.
+        last_moment = max(self._stop_by, time.monotonic()) + 5.0
+        self.outbox.give_up = lambda: time.monotonic() > last_moment
+        while not self.outbox.is_empty and not reporter.done() and time.monotonic() < last_moment:
+            self.outbox.poke()
+            await asyncio.sleep(0.002)
+        if self.held:
+            logger.warning("worker ends with leases it could not give back jobs=%d", len(self.held))
+
+    def _give_back_buffer(self) -> None:
+        while self.slots.buffer:
+            self.outbox.add(Released(self.slots.buffer.popleft(), "the worker stopped before it began"))
+
+    async def _retire(self) -> None:
+        link = self.outbox.link
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(3):
+                await link.call(lambda conn: database.retire_worker(conn, worker=self.name), until=lambda: True)
+        for one in (link, self.fetcher.link):
+            await one.drop()
+        await self.services.close()
+
+    # ── rounds ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _sweep(self) -> None:
+        while True:
+            now = time.monotonic()
+            self.keeper.beat = now
+            self.slots.sweep(now)
+            if self.slots.abandoned >= max(4, self.options.concurrency) and not self.stopping:
+                logger.error("too many handlers that do not end threads=%d; restarting", self.slots.abandoned)
+                self._restart = True
+                self.stop()
+            await asyncio.sleep(SWEEP)
+
+    def _is_busy(self) -> bool:
+        return bool(self.slots.buffer)
+
+    def _around(self) -> list[Callable[[JobContext], Any]]:
+        return [tracing.span] if tracing.is_recording() else []
+
+    def _report(self, conn: database.Connection) -> None:
+        database.report_worker(
+            conn,
+            worker=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=__version__,
+            queues=list(self.options.queues),
+            concurrency=self.options.concurrency,
+            running=self.slots.busy,
+        )
+
+    def _lost(self, jobs: Sequence[JobContext]) -> None:
+        for job in jobs:
+            if job in self.held and not job.completed:
+                self.slots.end(job, LOST)
+
+    def _cancelled(self, jobs: Sequence[JobContext]) -> None:
+        for job in jobs:
+            if job in self.held and not job.completed:
+                self.slots.end(job, CANCELLED)
+
+    # ── a blocked loop ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _blocking(self) -> JobContext | None:
+        """The job whose handler holds the event loop; asked from another thread."""
+        task = asyncio.current_task(self.loop)
+        for slot in self.slots.slots:
+            if slot.task is task:
+                return slot.job
+        return None
+
+    def _give_up(self, job: JobContext, blocked: float, conn: database.Connection | None) -> None:
+        """A handler that blocks the loop beyond its time-out cannot be cancelled. Record that, give the others back,
+        and end; the supervisor starts anew."""
+        definition: Job = self.app.jobs[job.job_type]
+        started = job.started_at
+        if definition.timeout is None or started is None or time.monotonic() - started < definition.timeout:
+            return
+        logger.error("handler blocks the event loop beyond its time-out; the process ends", extra={"job": job})
+        if conn is not None:
+            with contextlib.suppress(Exception):
+                database.fail_with_backoff(
+                    conn,
+                    queue=job.queue,
+                    job_id=job.job_id,
+                    lease_token=job.lease_token,
+                    error=f"timed out after {definition.timeout:g} s: the handler blocked the event loop",
+                )
+            for queue, done in self.outbox.done.items():
+                with contextlib.suppress(Exception):
+                    database.complete_many(
+                        conn,
+                        queue=queue,
+                        job_ids=[one.job_id for one, _ in done],
+                        lease_tokens=[one.lease_token for one, _ in done],
+                        results=[None if text is None else database.JsonText(text) for _, text in done],
+                    )
+            for other in self.held.copy() - {job}:
+                with contextlib.suppress(Exception):
+                    database.release(
+                        conn,
+                        queue=other.queue,
+                        job_id=other.job_id,
+                        lease_token=other.lease_token,
+                        reason="the worker was blocked by another handler",
+                    )
+        exit_at_once(RESTART)
+
+
+class _Services:
+    """What handlers borrow: connections and HTTP transports, opened when the first one asks."""
+
+    def __init__(self, dsn: str, size: int) -> None:
+        self.dsn = dsn
+        self.size = min(max(size, 1), 20)
+        self._lock = threading.Lock()
+        self._pool: Any = None
+        self._pool_async: Any = None
+        self._transport: Any = None
+        self._transport_async: Any = None
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[database.Connection]:
+        with self._lock:
+            if self._pool is None:
+                self._pool = database.pool(self.dsn, max_size=self.size)
+        with self._pool.connection() as conn:
+            yield conn
+
+    @contextlib.asynccontextmanager
+    async def connection_async(self) -> Any:
+        if self._pool_async is None:
+            self._pool_async = database.pool_async(self.dsn, max_size=self.size)
+            await self._pool_async.open()
+        async with self._pool_async.connection() as conn:
+            yield conn
+
+    def http_transport(self) -> "httpx.BaseTransport":
+        import httpx
+
+        with self._lock:
+            if self._transport is None:
+                self._transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=None))
+            return self._transport  # type: ignore[no-any-return]
+
+    def http_transport_async(self) -> "httpx.AsyncBaseTransport":
+        import httpx
+
+        if self._transport_async is None:
+            self._transport_async = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
+        return self._transport_async  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        for closing in (
+            self._pool_async and self._pool_async.close(),
+            self._transport_async and self._transport_async.aclose(),
+        ):
+            if closing is not None:
+                with contextlib.suppress(Exception):
+                    async with asyncio.timeout(2):
+                        await closing
+        if self._pool is not None:
+            with contextlib.suppress(Exception):
+                self._pool.close(timeout=1)
+
+
+def run(app: Almanac, dsn: str, options: Options, *, lifeline: int | None = None) -> int:
+    """A worker on an event loop of its own, with signals; on uvloop where it is installed.
+
+    `lifeline` is a descriptor that becomes readable when the supervisor is gone: then the worker stops too.
+    """
+
+    async def main() -> int:
+        worker = Worker(app, dsn, options)
+        worker.handle_signals()
+        if lifeline is not None:
+            loop = asyncio.get_running_loop()
+
+            def orphaned() -> None:
+                loop.remove_reader(lifeline)
+                logger.error("the supervisor is gone; stopping")
+                worker._signalled()
+
+            loop.add_reader(lifeline, orphaned)
+        return await worker.run()
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(main())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,265 @@
+"""What became of jobs goes to the database in batches, and is kept here until the database has it.
+
+One batch is under way at a time; what ends meanwhile is the next one. With work waiting in the buffer a batch may
+gather for a few milliseconds, otherwise it leaves at once.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+
+from pyclient import database, errors
+from pyclient.context import JobContext
+from pyclient.observe.metrics import Metrics
+from pyclient.payload import clean
+from pyclient.worker.link import Link, passes
+
+logger = logging.getLogger("pyclient.worker")
+
+FULL = 500
+GATHER = 0.004
+LARGEST = 1000
+LONGEST_RETRY = timedelta(days=3650)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    job: JobContext
+    error: str
+    permanent: bool = False
+    retry_after: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    job: JobContext
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snoozed:
+    job: JobContext
+    until: datetime | timedelta
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledByHandler:
+    job: JobContext
+    reason: str
+
+
+Ending = Failed | Released | Snoozed | CancelledByHandler
+
+
+class Outbox:
+    def __init__(self, link: Link, held: set[JobContext], metrics: Metrics, is_busy: Callable[[], bool]) -> None:
+        self.link = link
+        self.held = held
+        self.metrics = metrics
+        self.is_busy = is_busy
+        #: Completed jobs with their results as JSON text, by queue. The slots add to it directly.
+        self.done: defaultdict[str, list[tuple[JobContext, str | None]]] = defaultdict(list)
+        self.endings: list[Ending] = []
+        self.give_up: Callable[[], bool] | None = None
+        self._under_way = False
+        self._waiting: asyncio.Future[None] | None = None
+        #: Nothing to report is known: the first ending has to say so.
+        self.hungry = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._under_way and not self.endings and not any(self.done.values())
+
+    def add(self, ending: Ending) -> None:
+        self.endings.append(ending)
+        self.poke()
+
+    def poke(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def poke_if_full(self) -> None:
+        if self._waiting is not None and self._size() >= FULL:
+            self.poke()
+
+    def _size(self) -> int:
+        return sum(map(len, self.done.values())) + len(self.endings)
+
+    async def _wait(self, seconds: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, self.poke)
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+            if timer is not None:
+                timer.cancel()
+
+    async def run(self) -> None:
+        while True:
+            if not self._size():
+                self.hungry = True
+                await self._wait(None)
+                self.hungry = False
+            if self.is_busy() and self._size() < FULL:
+                await self._wait(GATHER)
+            await self.flush()
+
+    async def flush(self) -> None:
+        self._under_way = True
+        try:
+            for queue in [queue for queue, done in self.done.items() if done]:
+                done, self.done[queue] = self.done[queue], []
+                while done:
+                    batch, rest = done[:LARGEST], done[LARGEST:]
+                    try:
+                        await self._complete(queue, batch)
+                    except BaseException:
+                        # Whatever happens to this task, a finished result is not lost.
+                        self.done[queue] = done + self.done[queue]
+                        raise
+                    done = rest
+            if self.endings:
+                endings, self.endings = self.endings, []
+                try:
+                    await self._end(endings)
+                except BaseException:
+                    self.endings = [one for one in endings if one.job in self.held] + self.endings
+                    raise
+        finally:
+            self._under_way = False
+
+    # ── completed ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _complete(self, queue: str, batch: Sequence[tuple[JobContext, str | None]]) -> None:
+        rows = [(job.job_id, job.lease_token, result, job.external_id) for job, result in batch]
+        try:
+            accepted = await self.link.call(lambda conn: database.complete_rows(conn, queue, rows), until=self.give_up)
+        except (psycopg.DataError, psycopg.errors.ProgramLimitExceeded, errors.PayloadRefused) as error:
+            if len(batch) > 1:
+                for one in batch:
+                    await self._complete(queue, [one])
+                return
+            self.endings.append(Failed(batch[0][0], clean(f"the result cannot be stored: {error}"), permanent=True))
+            return
+        jobs = [job for job, _ in batch]
+        self.held.difference_update(jobs)
+        if accepted is None:
+            self.metrics.completed += len(jobs)
+            return
+        for job in jobs:
+            if job.job_id in accepted:
+                self.metrics.completed += 1
+            else:
+                self._lost(job, "completed")
+
+    def _lost(self, job: JobContext, what: str) -> None:
+        self.held.discard(job)
+        self.metrics.lost += 1
+        logger.warning("lease lost, result discarded outcome=%s", what, extra={"job": job})
+
+    # ── everything else ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _end(self, endings: Sequence[Ending]) -> None:
+        by_kind: defaultdict[tuple[type[Any], str], list[Any]] = defaultdict(list)
+        for one in endings:
+            by_kind[type(one), one.job.queue].append(one)
+        for (kind, queue), group in by_kind.items():
+            if kind is Failed:
+                await self._batch(queue, group, self._fail)
+            elif kind is Released:
+                await self._batch(queue, group, self._release)
+            else:
+                for one in group:
+                    await self._one(queue, one)
+
+    async def _batch(self, queue: str, group: list[Any], report: Callable[..., Any]) -> None:
+        """All in one statement; one by one if a lease among them is lost."""
+        for start in range(0, len(group), LARGEST):
+            part = group[start : start + LARGEST]
+            try:
+                await report(queue, part)
+            except errors.AlmanacError:
+                if len(part) > 1:
+                    for one in part:
+                        await self._batch(queue, [one], report)
+                else:
+                    self._lost(part[0].job, type(part[0]).__name__.lower())
+            except psycopg.Error as error:
+                if passes(error) or len(part) > 1:
+                    raise
+                logger.error("outcome cannot be recorded error=%s", error, extra={"job": part[0].job})
+                self.held.discard(part[0].job)
+
+    async def _fail(self, queue: str, group: Sequence[Failed]) -> None:
+        rows = [
+            {
+                "job_id": one.job.job_id,
+                "lease_token": one.job.lease_token,
+                "error": one.error,
+                "permanent": one.permanent,
+                "retry_after": None if one.retry_after is None else min(one.retry_after, LONGEST_RETRY).total_seconds(),
+            }
+            for one in group
+        ]
+        by_id = {one.job.job_id: one for one in group}
+        for job_id, state, due_at in await self.link.call(
+            lambda conn: database.fail_rows(conn, queue, rows), until=self.give_up
+        ):
+            one = by_id[job_id]
+            self.held.discard(one.job)
+            self.metrics.failed += 1
+            reason = one.error.partition("\n")[0]
+            if state == "retrying":
+                self.metrics.retried += 1
+                logger.warning(
+                    "job failed, scheduling retry retry_at=%s error=%r", due_at, reason, extra={"job": one.job}
+                )
+            elif state == "dead":
+                self.metrics.dead += 1
+                logger.error("job permanently failed error=%r", reason, extra={"job": one.job})
+            else:
+                logger.info("job %s", state, extra={"job": one.job})
+
+    async def _release(self, queue: str, group: Sequence[Released]) -> None:
+        rows = [{"job_id": one.job.job_id, "lease_token": one.job.lease_token, "reason": one.reason} for one in group]
+        await self.link.call(lambda conn: database.release_rows(conn, queue, rows), until=self.give_up)
+        self.held.difference_update([one.job for one in group])
+        self.metrics.released += len(group)
+
+    async def _one(self, queue: str, one: Snoozed | CancelledByHandler) -> None:
+        job = one.job
+
+        async def report(conn: database.AsyncConnection) -> None:
+            if isinstance(one, Snoozed):
+                await database.snooze(
+                    conn,
+                    queue=queue,
+                    job_id=job.job_id,
+                    lease_token=job.lease_token,
+                    until=one.until,
+                    reason=one.reason,
+                )
+            else:
+                await database.cancel_held(conn, queue, job.job_id, job.lease_token, one.reason)
+
+        try:
+            await self.link.call(report, until=self.give_up)
+        except errors.LeaseLost:
+            self._lost(job, type(one).__name__.lower())
+        except (errors.AlmanacError, psycopg.Error) as error:
+            if passes(error):
+                raise
+            # Refused, such as a snooze of a thousand years: the attempt is recorded as failed instead.
+            self.endings.append(Failed(job, clean(str(error))))
+        else:
+            self.held.discard(job)
+            logger.info("job %s", "snoozed" if isinstance(one, Snoozed) else "cancelled", extra={"job": job})

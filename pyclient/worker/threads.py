@@ -1,0 +1,59 @@
+"""Threads for handlers that are not async. A handler that does not come back loses its thread, not its place: the
+thread is abandoned (it cannot be ended) and another one takes its work."""
+
+import asyncio
+import contextvars
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Threads:
+    """As many threads as there are calls at once. Daemons: one that hangs does not keep the process from ending."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.SimpleQueue()
+        self._idle = 0
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def submit(self, call: Callable[[], Any]) -> "asyncio.Future[Any]":
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        context = contextvars.copy_context()
+        self._work.put((lambda: context.run(call), future))
+        with self._lock:
+            if self._idle >= self._work.qsize():
+                return future
+            self.count += 1
+        threading.Thread(target=self._run, name=f"handler-{self.count}", daemon=True).start()
+        return future
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            call, future = self._work.get()
+            with self._lock:
+                self._idle -= 1
+            try:
+                outcome, raised = call(), None
+            except BaseException as error:
+                outcome, raised = None, error
+            try:
+                future.get_loop().call_soon_threadsafe(_deliver, future, outcome, raised)
+            except RuntimeError:  # the loop is closed: the worker has ended
+                return
+            del call, future, outcome, raised
+
+
+def _deliver(future: "asyncio.Future[Any]", outcome: Any, raised: BaseException | None) -> None:
+    if future.done():
+        return
+    if raised is None:
+        future.set_result(outcome)
+    elif isinstance(raised, StopIteration):
+        # A future refuses it, because it would end the coroutine that waits.
+        future.set_exception(RuntimeError(f"the handler raised {raised!r}"))
+    else:
+        future.set_exception(raised)
