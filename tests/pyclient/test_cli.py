@@ -6,7 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from pyclient import embedded
+from pyclient import embedded, migrate
 from pyclient.cli import main
 from tests.servers import free_port
 
@@ -56,6 +56,12 @@ def test_the_option_goes_before_the_environment(live_dsn):
     assert done.stdout == f"psql '{live_dsn}'\n"
     assert "dbname=a" in pyclient("psql-line", ALMANAC_DSN="dbname=a", DATABASE_URL="dbname=b").stdout
     assert "dbname=b" in pyclient("psql-line", DATABASE_URL="dbname=b").stdout
+
+
+def test_psql_opens_on_the_database(live_dsn):
+    done = pyclient("--dsn", live_dsn, "psql", "-X", "-A", "-t", "-c", "select almanac.revision()")
+    assert (done.returncode, done.stdout.strip()) == (0, migrate.head())
+    assert pyclient("--dsn", live_dsn, "psql", "-X", "-c", "select 1 / 0").returncode == 1
 
 
 def test_a_url_written_for_sqlalchemy_is_understood():
