@@ -20,7 +20,7 @@ $$;
 
 -- producers: put work in, take it back.
 grant execute on function
-    almanac.enqueue, almanac.enqueue_many, almanac.cancel, almanac.redrive, almanac.job
+    almanac.enqueue, almanac.enqueue_many, almanac.cancel, almanac.redrive, almanac.job, almanac.put_schedule
     to almanac_producer, almanac_admin;
 
 -- workers: lease work, end it, tick when nobody else does.
@@ -28,13 +28,14 @@ grant execute on function
     almanac.claim_due, almanac.extend_lease, almanac.extend_leases, almanac.release, almanac.snooze,
     almanac.complete, almanac.complete_many, almanac.fail_with_backoff, almanac.cancel, almanac.job,
     almanac.doze, almanac.wake, almanac.report_worker, almanac.retire_worker, almanac.put_job_type,
-    almanac.reclaim_expired
+    almanac.reclaim_expired, almanac.put_schedule, almanac.advance_schedule, almanac.tick, almanac.tick_if_stale
     to almanac_worker, almanac_admin;
 
 -- operators: look, pause, cancel, bring back.
 grant execute on function
     almanac.pause_queue, almanac.resume_queue, almanac.cancel, almanac.redrive, almanac.job,
-    almanac.reclaim_expired
+    almanac.reclaim_expired, almanac.put_schedule, almanac.put_schedule_template, almanac.revert_schedule,
+    almanac.advance_schedule, almanac.tick, almanac.start_ticking, almanac.stop_ticking
     to almanac_operator, almanac_admin;
 
 -- admins: queues, types and rights.

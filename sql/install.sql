@@ -20,8 +20,10 @@ $$;
 \ir 11_job.sql
 \ir 12_cron_rule.sql
 \ir 13_history.sql
+\ir 14_schedule.sql
 \ir 15_operations.sql
 \ir 16_types.sql
+\ir 17_schedule_types.sql
 
 \ir 20_clock.sql
 \ir 21_cron_arguments.sql
@@ -35,9 +37,12 @@ $$;
 \ir 26_errors.sql
 \ir 29_revision.sql
 
+\ir 30_alerts.sql
 \ir 30_rights.sql
 \ir 31_queues.sql
 \ir 32_enqueue.sql
+\ir 33_fire_ticks.sql
+\ir 33_schedules.sql
 
 \ir 40_claim_due.sql
 \ir 41_extend_lease.sql
@@ -54,6 +59,10 @@ $$;
 \ir 60_reclaim_expired.sql
 \ir 61_partitions.sql
 \ir 62_retention.sql
+
+\ir 70_advance_schedule.sql
+\ir 70_tick.sql
+\ir 71_pg_cron.sql
 
 \ir 80_views.sql
 

@@ -1,0 +1,212 @@
+-- 70 _beat: notes that somebody ticked. Whoever finds the row locked leaves it: another tick is noting the same.
+-- Reads: heartbeat. Writes: heartbeat. Calls: clock.
+create or replace function almanac._beat(source text, ticked_by text)
+    returns void
+    language plpgsql volatile set search_path = '' set enable_seqscan = off
+as $$
+begin
+    update almanac.heartbeat h set ticked_at = almanac.clock(), ticked_by = _beat.ticked_by
+     where h.ctid = (select b.ctid from almanac.heartbeat b where b.source = _beat.source for update skip locked);
+    if not found then
+        insert into almanac.heartbeat (source, ticked_at, ticked_by)
+        select _beat.source, almanac.clock(), _beat.ticked_by
+         where not exists (select from almanac.heartbeat b where b.source = _beat.source)
+        on conflict on constraint heartbeat_pkey do nothing;
+    end if;
+end;
+$$;
+comment on function almanac._beat(text, text) is 'Refresh the heartbeat of a kind of ticker.';
+
+-- 70 _zone_digest: the offsets of a zone, hour by hour from the start of a day on, as one short text.
+-- Calls: _zone.
+create or replace function almanac._zone_digest(timezone text, day date)
+    returns text
+    language sql stable set search_path = ''
+as $$
+    select md5(string_agg(((h at time zone almanac._zone(_zone_digest.timezone)) - (h at time zone 'UTC'))::text, ','
+                          order by h))
+      from generate_series(_zone_digest.day::timestamp at time zone 'UTC',
+                           (_zone_digest.day + 400)::timestamp at time zone 'UTC', interval '1 hour') as h;
+$$;
+comment on function almanac._zone_digest(text, date) is 'Digest of the offsets of a zone over 400 days.';
+
+-- 70 _watch_zones: zone rules change under a running server. Looks at one zone at a time, each once an hour, and
+-- recomputes what its schedules do next. Nothing is lost: the next tick is the first after the high-water mark.
+-- Nothing is repeated: a local time that has had its run does not get another because it moved. Returns how many
+-- schedules moved.
+-- Reads: zone_watch, schedule. Writes: zone_watch, schedule. Calls: clock, _audit, _is_passing, _quarantine,
+-- _tick_after, _zone, _zone_digest.
+create or replace function almanac._watch_zones()
+    returns integer
+    language plpgsql volatile set search_path = ''
+as $$
+declare
+    v_now      timestamptz := almanac.clock();
+    v_watch    almanac.zone_watch;
+    v_schedule almanac.schedule;
+    v_tick     timestamptz;
+    v_changed  boolean := false;
+    v_moved    integer := 0;
+begin
+    select * into v_watch from almanac.zone_watch w
+     where w.looked_at < v_now - interval '1 hour'
+     order by w.looked_at limit 1
+       for update skip locked;
+    if not found then
+        return 0;
+    end if;
+    if v_watch.offsets is not null then
+        v_changed := v_watch.offsets
+                     <> almanac._zone_digest(v_watch.timezone, (v_watch.looked_at at time zone 'UTC')::date);
+    end if;
+    if v_changed then
+        for v_schedule in
+            select * from almanac.schedule s
+             where s.timezone = v_watch.timezone and s.timezone <> 'UTC' and s.cron is not null
+               and s.next_due_at is not null and s.moved_to is null and s.error is null
+               for update
+        loop
+            begin
+                v_tick := almanac._tick_after(v_schedule, v_schedule.decided_until);
+                while not (v_schedule.rule).is_wildcard and (v_schedule.rule).every_us is null
+                      and v_tick at time zone almanac._zone(v_schedule.timezone) <= v_schedule.decided_local loop
+                    v_tick := almanac._tick_after(v_schedule, v_tick);
+                end loop;
+                continue when v_tick is not distinct from v_schedule.next_due_at;
+                update almanac.schedule s set next_due_at = v_tick, look_at = v_tick,
+                       decided_until = case when v_tick is not null
+                                            then greatest(s.decided_until, least(v_tick, v_now) - interval '1 second')
+                                            else s.decided_until end
+                 where s.queue = v_schedule.queue and s.name = v_schedule.name;
+                v_moved := v_moved + 1;
+            exception
+                when others then
+                    if almanac._is_passing(sqlstate) then
+                        raise;
+                    end if;
+                    perform almanac._quarantine(v_schedule, sqlerrm);
+            end;
+        end loop;
+        perform almanac._audit('zone_changed', null, v_watch.timezone, 'the rules of the zone changed', null,
+                               jsonb_build_object('schedules_moved', v_moved));
+    end if;
+    update almanac.zone_watch w
+       set looked_at = v_now, offsets = almanac._zone_digest(w.timezone, (v_now at time zone 'UTC')::date)
+     where w.timezone = v_watch.timezone;
+    return v_moved;
+end;
+$$;
+comment on function almanac._watch_zones() is 'Notice a change of zone rules and recompute the ticks of that zone.';
+
+-- 70 _keep_house: once a minute, by whichever tick gets there first: partitions, retention, zone rules.
+-- Reads: heartbeat. Calls: clock, _beat, _keep_partitions, _prune, _watch_zones.
+create or replace function almanac._keep_house(batch_size integer, ticked_by text)
+    returns boolean
+    language plpgsql volatile set search_path = '' set enable_seqscan = off
+as $$
+declare
+    v_now timestamptz := almanac.clock();
+begin
+    if exists (select from almanac.heartbeat h
+                where h.source = 'housekeeper' and h.ticked_at > v_now - interval '1 minute' and h.ticked_at <= v_now)
+       or not pg_try_advisory_xact_lock(hashtextextended('almanac.keep_house', 0)) then
+        return false;
+    end if;
+    perform almanac._beat('housekeeper', _keep_house.ticked_by);
+    perform almanac._keep_partitions();
+    perform almanac._prune(_keep_house.batch_size);
+    perform almanac._watch_zones();
+    return true;
+end;
+$$;
+comment on function almanac._keep_house(integer, text) is 'Housekeeping, at most once a minute; true if it was done.';
+
+-- 70 _tick: one beat: ticks of schedules, expired leases, housekeeping.
+-- Calls: clock, _advance_due, _beat, _keep_house, reclaim_expired.
+create or replace function almanac._tick(batch_size integer, source text, ticked_by text)
+    returns almanac.tick_report
+    language plpgsql volatile set search_path = ''
+as $$
+declare
+    v_now    timestamptz := almanac.clock();
+    v_report almanac.tick_report;
+begin
+    if _tick.batch_size is null or _tick.batch_size not between 1 and 100000 then
+        raise exception using errcode = '22023',
+            message = 'batch_size must be between 1 and 100000',
+            detail  = format('It is %s.', coalesce(_tick.batch_size::text, 'null')),
+            hint    = 'The report says in "more" whether to call again at once.';
+    end if;
+    v_report := almanac._advance_due(_tick.batch_size, _tick.ticked_by);
+    v_report.reclaimed := almanac.reclaim_expired(batch_size => _tick.batch_size);
+    v_report.more := v_report.more or v_report.reclaimed >= _tick.batch_size;
+    perform almanac._keep_house(_tick.batch_size, _tick.ticked_by);
+    perform almanac._beat(_tick.source, _tick.ticked_by);
+    v_report.ticked_at := v_now;
+    v_report.ticked_by := _tick.ticked_by;
+    v_report.took := almanac.clock() - v_now;
+    return v_report;
+end;
+$$;
+comment on function almanac._tick(integer, text, text) is 'Everything that is due, once, on behalf of a ticker.';
+
+-- 70 tick: for psql, any other scheduler, and everybody in a hurry. Idempotent, concurrent, bounded; no leader.
+-- Calls: _caller, _tick.
+create or replace function almanac.tick(batch_size integer default 2000)
+    returns almanac.tick_report
+    language plpgsql volatile security definer set search_path = ''
+as $$
+begin
+    return almanac._tick(tick.batch_size, 'manual', almanac._caller());
+end;
+$$;
+comment on function almanac.tick(integer) is
+    'Decide every due tick, reclaim expired leases, keep house; at most batch_size of each. Call again if "more".';
+
+-- 70 tick_if_stale: the dead man's switch, called by every worker every second. While pg_cron, or somebody by hand,
+-- ticks, it costs a look at two rows. Otherwise one of the workers ticks each second; if pg_cron was expected to, an
+-- alert says so until it is back.
+-- Reads: heartbeat, alert. Calls: clock, _clear_alert, _raise_alert, _tick.
+create or replace function almanac.tick_if_stale(worker text, stale_after interval default interval '3 seconds')
+    returns boolean
+    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+as $$
+declare
+    v_now      timestamptz := almanac.clock();
+    v_pg_cron  timestamptz;
+    v_manual   timestamptz;
+    v_worker   timestamptz;
+begin
+    select max(h.ticked_at) filter (where h.source = 'pg_cron'), max(h.ticked_at) filter (where h.source = 'manual'),
+           max(h.ticked_at) filter (where h.source = 'worker')
+      into v_pg_cron, v_manual, v_worker
+      from almanac.heartbeat h;
+    -- A beat from the future was written before the clock stepped back: it says nothing about now.
+    if v_now - v_pg_cron between interval '0' and tick_if_stale.stale_after
+       or v_now - v_manual between interval '0' and tick_if_stale.stale_after then
+        if v_pg_cron is not null and exists (
+            select from almanac.alert a
+             where a.alert = 'ticker_silent' and a.subject = 'pg_cron' and a.cleared_at is null)
+           and v_now - v_pg_cron between interval '0' and tick_if_stale.stale_after then
+            perform almanac._clear_alert('ticker_silent', 'pg_cron');
+        end if;
+        return false;
+    end if;
+    if v_now - v_worker between interval '0' and interval '900 milliseconds' then
+        return false;
+    end if;
+    -- One of them is enough; the others find its beat when they look again.
+    if not pg_try_advisory_xact_lock(hashtextextended('almanac.tick_if_stale', 0)) then
+        return false;
+    end if;
+    perform almanac._tick(2000, 'worker', tick_if_stale.worker);
+    if v_pg_cron is not null then
+        perform almanac._raise_alert('ticker_silent', 'pg_cron', 'warning',
+            format('pg_cron has not ticked since %s; worker %s ticks instead', v_pg_cron, tick_if_stale.worker),
+            'See select * from almanac.health(); start it again with select almanac.start_ticking();');
+    end if;
+    return true;
+end;
+$$;
+comment on function almanac.tick_if_stale(text, interval) is
+    'Tick in the name of a worker if nobody else has ticked for a while; true if it did.';
