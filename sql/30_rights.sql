@@ -85,6 +85,7 @@ begin
     if not found then
         raise exception using errcode = 'PA001',
             message = format('queue %s does not exist', coalesce(quote_literal(grant_queue.queue), 'null')),
+            detail  = 'Nothing was granted.',
             hint    = format('Make it: select almanac.put_queue(%L);', coalesce(grant_queue.queue, 'name'));
     end if;
     insert into almanac.queue_grant (queue, role, may, granted_at, granted_by)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, LiteralString, cast
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -48,7 +48,7 @@ class Jobs:
                 for argument in values
             )
             with self.conn.cursor(row_factory=namedtuple_row) as cursor:
-                cursor.execute(cast(LiteralString, f"select * from almanac.{name}({given})"), values)
+                cursor.execute(f"select * from almanac.{name}({given})".encode(), values)
                 return cursor.fetchall()
 
         return call

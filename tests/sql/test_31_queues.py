@@ -108,7 +108,7 @@ def test_a_setting_that_makes_no_sense_is_refused_and_changes_nothing(jobs, sett
     with refused("22023"):
         jobs.put("another", **settings)
     assert jobs.sql("select * from almanac.queue where queue = 'q'") == before
-    assert jobs.sql("select from almanac.queue where queue = 'another'") == []
+    assert jobs.sql("select 1 from almanac.queue where queue = 'another'") == []
 
 
 def test_an_unknown_queue_is_refused_with_the_line_that_makes_it(jobs):

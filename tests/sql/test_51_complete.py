@@ -1,0 +1,152 @@
+"""51 complete: once, by the holder of a live lease; said twice it is still once."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.jobs import held, refused
+
+MINUTE = timedelta(minutes=1)
+
+
+def test_a_completed_job_leaves_the_live_table_with_its_result(jobs, clock):
+    jobs.put()
+    job = jobs.running(payload={"a": 1}, headers={"h": 1}, idempotency_key="i", priority=3)
+    claimed_at = clock.now()
+    clock.advance(minutes=1)
+    jobs.complete(**held(job), result={"ok": True}, external_id="ext-1")
+    assert jobs.sql("select 1 from almanac.job") == []
+    found = jobs.find(job.job_id)
+    assert (found.state, found.result, found.external_id) == ("completed", {"ok": True}, "ext-1")
+    assert (found.payload, found.headers, found.idempotency_key, found.priority) == ({"a": 1}, {"h": 1}, "i", 3)
+    assert (found.attempt, found.leased_by, found.claimed_at, found.finished_at) == (1, "w", claimed_at, clock.now())
+    log = jobs.one("select * from almanac.attempt_log")
+    assert (log.attempt, log.worker, log.outcome, log.external_id) == (1, "w", "completed", "ext-1")
+    assert (log.claimed_at, log.finished_at, log.attempt_key) == (claimed_at, clock.now(), job.attempt_key)
+
+
+def test_the_same_call_again_is_success_and_changes_nothing(jobs, clock):
+    jobs.put()
+    job = jobs.running()
+    jobs.complete(**held(job), result={"first": True})
+    before = jobs.sql("select * from almanac.job_history")
+    clock.advance(hours=1)
+    jobs.complete(**held(job), result={"second": True})
+    assert jobs.complete_many(queue="q", job_ids=[job.job_id], lease_tokens=[job.lease_token])[0][0] == job.job_id
+    assert jobs.sql("select * from almanac.job_history") == before
+
+
+@pytest.mark.parametrize("result", [None, 1, "text", [], {}, False])
+def test_any_json_is_a_result(jobs, result):
+    jobs.put()
+    job = jobs.running()
+    jobs.complete(**held(job), result=result)
+    assert jobs.find(job.job_id).result == result
+
+
+@pytest.mark.parametrize(("minutes", "offset"), [(0, 1), (0, -1), (5, 0), (6, 0)])
+def test_without_the_live_lease_nothing_is_completed(jobs, clock, minutes, offset):
+    jobs.put()
+    job = jobs.running(lease=5 * MINUTE)
+    clock.advance(minutes=minutes)
+    token = job.lease_token + offset
+    with refused("PA002"):
+        jobs.complete(queue="q", job_id=job.job_id, lease_token=token)
+    assert jobs.complete_many(queue="q", job_ids=[job.job_id], lease_tokens=[token]) == []
+    assert jobs.state(job.job_id) == "running"
+    assert jobs.sql("select 1 from almanac.job_history") == []
+
+
+def test_the_token_of_an_earlier_attempt_completes_nothing(jobs, clock):
+    jobs.put()
+    first = jobs.running()
+    jobs.fail_with_backoff(**held(first), error="x")
+    clock.advance(minutes=1)
+    second = jobs.claim_one()
+    with refused("PA002"):
+        jobs.complete(**held(first))
+    jobs.complete(**held(second))
+    with refused("PA002"):
+        jobs.complete(**held(first))
+    assert jobs.attempts(first.job_id) == [(1, "failed"), (2, "completed")]
+
+
+@pytest.mark.parametrize("end", ["failed for good", "cancelled"])
+def test_completing_what_ended_otherwise_is_refused(jobs, end):
+    jobs.put()
+    job = jobs.running()
+    if end == "cancelled":
+        jobs.cancel(queue="q", job_id=job.job_id)
+        jobs.release(**held(job))
+    else:
+        jobs.fail_with_backoff(**held(job), error="x", permanent=True)
+    with refused("PA002"):
+        jobs.complete(**held(job))
+
+
+def test_many_at_once_and_the_lost_ones_are_left_out(jobs, clock):
+    jobs.put()
+    lost = jobs.running(lease=MINUTE)
+    clock.advance(minutes=2)
+    good, also, before = jobs.running(), jobs.running(), jobs.running()
+    jobs.complete(**held(before))
+    batch = [also, lost, good, before, good]
+    answer = jobs.complete_many(
+        queue="q", job_ids=[job.job_id for job in batch], lease_tokens=[job.lease_token for job in batch],
+        results=[{"n": n} for n in range(5)], external_ids=["a", "b", None, "d", None],
+    )  # fmt: skip
+    assert sorted(row[0] for row in answer) == [good.job_id, also.job_id, before.job_id]
+    assert (jobs.find(also.job_id).result, jobs.find(also.job_id).external_id) == ({"n": 0}, "a")
+    assert jobs.find(before.job_id).result is None
+    assert jobs.state(lost.job_id) == "running"
+
+
+def test_many_of_nothing_is_nothing(jobs):
+    jobs.put()
+    assert jobs.complete_many(queue="q", job_ids=[], lease_tokens=[]) == []
+
+
+def test_arrays_of_different_length_are_refused(jobs):
+    jobs.put()
+    with refused("22023"):
+        jobs.complete_many(queue="q", job_ids=[1, 2], lease_tokens=[1])
+    with refused("22023"):
+        jobs.complete_many(queue="q", job_ids=[1], lease_tokens=[1], results=[{}, {}])
+
+
+def test_work_in_the_same_transaction_commits_or_rolls_back_with_it(jobs, own_database):
+    jobs.put()
+    jobs.sql("create table effect (job_id bigint)")
+    job = jobs.running()
+    with jobs.conn.transaction(force_rollback=True):
+        jobs.sql("insert into effect values (%s)", job.job_id)
+        jobs.complete(**held(job))
+    assert jobs.state(job.job_id) == "running"
+    assert jobs.sql("select 1 from effect") == []
+    with jobs.conn.transaction():
+        jobs.sql("insert into effect values (%s)", job.job_id)
+        jobs.complete(**held(job))
+    assert jobs.state(job.job_id) == "completed"
+    assert len(jobs.sql("select 1 from effect")) == 1
+
+
+def test_a_job_asked_to_stop_that_finishes_first_is_completed(jobs):
+    jobs.put()
+    job = jobs.running()
+    jobs.cancel(queue="q", job_id=job.job_id)
+    jobs.complete(**held(job))
+    assert jobs.state(job.job_id) == "completed"
+
+
+def test_history_goes_into_the_partition_of_its_day_and_no_row_is_lost_without_one(jobs, clock):
+    jobs.put(lease="30 days")
+    jobs.complete(**held(jobs.running()))
+    today = clock.now().strftime("%Y%m%d")
+    assert jobs.one("select tableoid::regclass::text from almanac.job_history").endswith(today)
+    job = jobs.running()
+    clock.advance(days=20)
+    jobs.complete(**held(job))
+    assert jobs.one("select tableoid::regclass::text from almanac.job_history where id = %s", job.job_id).endswith(
+        "job_history_default"
+    )
+    assert jobs.state(job.job_id) == "completed"
