@@ -151,6 +151,13 @@ def server(request: pytest.FixtureRequest) -> servers.Server:
 
 
 @pytest.fixture(scope="session")
+def used_servers(request: pytest.FixtureRequest) -> set[str]:
+    """What the end of the run prints; for tests that start a server of their own."""
+    used: set[str] = request.config.stash[USED]
+    return used
+
+
+@pytest.fixture(scope="session")
 def maintenance(server: servers.Server) -> Iterator[psycopg.Connection[Any]]:
     """A superuser's connection to the database postgres, to make databases with."""
     with psycopg.connect(server.dsn, autocommit=True) as conn:

@@ -1,6 +1,5 @@
 """docker/: the images do what their heads say, alone and together."""
 
-import json
 import os
 import secrets
 import shutil
@@ -31,8 +30,9 @@ def wait_for(conn: psycopg.Connection, query: str, seconds: float) -> None:
 
 
 @pytest.mark.pg_cron
-def test_pg_cron_runs_in_the_database_that_the_environment_names():
+def test_pg_cron_runs_in_the_database_that_the_environment_names(used_servers):
     with containers.postgres({}, database="elsewhere") as dsn:
+        used_servers.add(f"PostgreSQL {servers.wait_until_ready(dsn)} (Docker, docker/postgres.Dockerfile)")
         migrate.migrate(dsn)
         with psycopg.connect(dsn, autocommit=True) as conn:
             assert conn.execute("show cron.database_name").fetchone() == ("elsewhere",)
@@ -64,12 +64,6 @@ def compose(tmp_path: Path):
     """`compose("up", "-d")`, with a project, a port and a password of its own; everything is removed at the end."""
     port, password = servers.free_port(), secrets.token_urlsafe(12)
     files = ["-f", str(containers.CHECKOUT / "docker" / "compose.yaml")]
-    if containers.BUILD_NETWORK:
-        services = {
-            name: {"build": {"network": containers.BUILD_NETWORK}} for name in ("database", "migrate", "worker")
-        }
-        (tmp_path / "override.yaml").write_text(json.dumps({"version": "3.4", "services": services}))
-        files += ["-f", str(tmp_path / "override.yaml")]
     command = [*compose_command(), "-p", f"almanac-test-{port}", *files]
     environment = os.environ | {"ALMANAC_PORT": str(port), "POSTGRES_PASSWORD": password}
 
@@ -87,7 +81,9 @@ def compose(tmp_path: Path):
 @pytest.mark.pg_cron
 def test_compose_up_fires_a_schedule_through_pg_cron_and_a_worker_runs_it(compose):
     compose, dsn = compose
-    compose("up", "-d", "--build")
+    for name in ("postgres", "pyclient"):
+        containers.image(name)
+    compose("up", "-d", "--no-build")
     servers.wait_until_ready(dsn)
     with psycopg.connect(dsn, autocommit=True) as conn:
         wait_for(conn, "select to_regprocedure('almanac.revision()') is not null", 120)
