@@ -203,8 +203,7 @@ begin
         raise exception using errcode = 'PA007',
             message = 'cron expression contains a character that is not allowed',
             detail  = format('Character %s is a control character or not ASCII.',
-                             (select min(c.place) from generate_series(1, length(cron)) as c (place)
-                               where substr(cron, c.place, 1) ~ '[^\u0020-\u007e\u0009]')),
+                             length(substring(cron from '^[\u0020-\u007e\u0009]*')) + 1),
             hint    = 'Use ASCII digits and letters, * , - / ? # and @, separated by spaces or tabs.';
     end if;
     v_text := upper(translate(cron, E'\t', ' ') collate "C");
