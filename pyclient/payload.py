@@ -4,12 +4,14 @@ A handler that asks for a plain dict gets what was enqueued, untouched and unche
 model, a dataclass, a TypedDict, list[int], …) is validated by pydantic.
 """
 
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pydantic
 import pydantic_core
+import typing_extensions
 
 from pyclient.outcomes import PermanentError
 
@@ -24,7 +26,7 @@ def reader(annotation: Any) -> Callable[[Any], Any] | None:
     """How to turn a payload into what the annotation asks for; None: hand it over as it is."""
     if annotation in _AS_IT_IS or (typing.get_origin(annotation) in (dict, Mapping) and _plain(annotation)):
         return None
-    adapter = pydantic.TypeAdapter(annotation)
+    adapter = pydantic.TypeAdapter(_with_fields(annotation))
     name = getattr(annotation, "__name__", str(annotation))
 
     def read(payload: Any) -> Any:
@@ -40,6 +42,18 @@ def _plain(annotation: Any) -> bool:
     return typing.get_args(annotation) in ((), (str, Any), (str, object))
 
 
+def _with_fields(annotation: Any) -> Any:
+    """Before Python 3.12 pydantic reads only the TypedDict of typing_extensions; the same again as one of those."""
+    if sys.version_info >= (3, 12) or not typing.is_typeddict(annotation):
+        return annotation
+    hints = typing.get_type_hints(annotation)
+    optional = annotation.__optional_keys__
+    fields = {
+        name: typing_extensions.NotRequired[hint] if name in optional else hint for name, hint in hints.items()
+    }
+    return typing_extensions.TypedDict(annotation.__name__, fields)  # type: ignore[operator]
+
+
 def readable(error: pydantic.ValidationError) -> str:
     """`phone: Field required; text: Input should be a valid string`, without the payload's values."""
     return "; ".join(
@@ -53,7 +67,7 @@ def schema(annotation: Any) -> dict[str, Any] | None:
     if reader(annotation) is None:
         return None
     try:
-        return pydantic.TypeAdapter(annotation).json_schema()
+        return pydantic.TypeAdapter(_with_fields(annotation)).json_schema()
     except (pydantic.PydanticInvalidForJsonSchema, pydantic.PydanticUserError):
         return None
 

@@ -1,0 +1,1 @@
+"""How fast it is: scenarios that print figures, run by make bench."""

@@ -1,0 +1,207 @@
+"""Almanac: what code declares, and how jobs are made from it."""
+
+import asyncio
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypedDict
+
+import psycopg
+import pytest
+from pydantic import BaseModel
+
+from pyclient import Almanac, JobContext, errors
+from tests.workers import Jobs, run_due
+
+
+class Call(BaseModel):
+    phone: str
+    at: datetime | None = None
+
+
+@dataclasses.dataclass
+class Letter:
+    street: str
+    number: int
+
+
+class Mail(TypedDict):
+    to: str
+
+
+@pytest.fixture
+def jobs(live_dsn: str):
+    jobs = Jobs(live_dsn)
+    yield jobs
+    jobs.close()
+
+
+@pytest.fixture
+def app(live_dsn: str):
+    app = Almanac(live_dsn)
+    yield app
+    app.close()
+
+
+def test_a_payload_becomes_what_the_annotation_says(app, live_dsn, jobs):
+    seen: dict[str, Any] = {}
+
+    @app.job("model")
+    async def model(ctx: JobContext, call: Call) -> None:
+        seen["model"] = call
+
+    @app.job("dataclass")
+    def dataclass(ctx: JobContext, letter: Letter) -> None:
+        seen["dataclass"] = letter
+
+    @app.job("typed")
+    async def typed(mail: Mail) -> None:
+        seen["typed"] = mail
+
+    @app.job("plain")
+    async def plain(payload: dict[str, Any]) -> None:
+        seen["plain"] = payload
+
+    @app.job("nothing")
+    def nothing() -> None:
+        seen["nothing"] = True
+
+    moment = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+    app.enqueue(model, Call(phone="1", at=moment))
+    app.enqueue(dataclass, Letter("Main", 7))
+    app.enqueue("typed", Mail(to="a@example.org"))
+    app.enqueue("plain", {"a": [1, None, "é"]})
+    app.enqueue("nothing")
+    run_due(app, live_dsn)
+    assert seen == {
+        "model": Call(phone="1", at=moment),
+        "dataclass": Letter("Main", 7),
+        "typed": {"to": "a@example.org"},
+        "plain": {"a": [1, None, "é"]},
+        "nothing": True,
+    }
+    assert jobs.counts() == {"completed": 5}
+
+
+def test_a_payload_that_does_not_fit_is_dead_with_a_readable_error(app, live_dsn, jobs):
+    @app.job("call")
+    async def call(ctx: JobContext, call: Call) -> None:
+        raise AssertionError("must not run")
+
+    job = app.enqueue("call", {"at": "yesterday", "secret": "do not log me"})
+    run_due(app, live_dsn)
+    found = jobs.one(job)
+    assert found.state == "dead"
+    assert found.last_error.startswith("payload does not fit Call: phone: Field required; at: ")
+    assert "do not log me" not in found.last_error
+
+
+def test_classes_with_a_payload_model_and_handle_are_handlers(app, live_dsn, jobs):
+    seen = []
+
+    class Summary:
+        @classmethod
+        def payload_model(cls) -> type[BaseModel]:
+            return Call
+
+        def handle(self, payload: Call) -> dict[str, Any]:
+            seen.append(payload)
+            return {"done": payload.phone}
+
+    class WithContext:
+        async def handle(self, ctx: JobContext, payload: dict[str, Any]) -> int:
+            return ctx.attempt
+
+    app.register("summary", Summary)
+    app.job("with_context")(WithContext)
+    one, two = app.enqueue("summary", {"phone": "7"}), app.enqueue(WithContext)
+    run_due(app, live_dsn)
+    assert seen == [Call(phone="7")]
+    assert jobs.one(one).result == {"done": "7"}
+    assert jobs.one(two).result == 1
+
+
+def test_a_job_of_a_transaction_that_rolls_back_does_not_exist(app, live_dsn, jobs):
+    with psycopg.connect(live_dsn) as conn:
+        app.enqueue("anything", conn=conn)
+        conn.rollback()
+    assert jobs.counts() == {}
+    with psycopg.connect(live_dsn) as conn:
+        app.enqueue_many("anything", [{}, {}], conn=conn)
+    assert jobs.counts() == {"scheduled": 2}
+
+
+def test_async_callers_join_their_transaction_too(app, live_dsn, jobs):
+    async def main() -> None:
+        async with await psycopg.AsyncConnection.connect(live_dsn) as conn:
+            await app.enqueue_async("anything", conn=conn)
+            await conn.rollback()
+        await app.enqueue_async("anything", {"n": 1})
+        assert len(await app.enqueue_many_async("anything", [{"n": 2}, {"n": 3}])) == 2
+        await app.close_async()
+
+    asyncio.run(main())
+    assert jobs.counts() == {"scheduled": 3}
+
+
+def test_due_at_is_a_time_with_a_zone_or_a_delay_by_the_databases_clock(app, jobs):
+    fixed = datetime(2030, 1, 1, tzinfo=UTC)
+    assert jobs.one(app.enqueue("x", due_at=fixed)).due_at == fixed
+    delayed = jobs.one(app.enqueue("x", due_at=timedelta(hours=1)))
+    assert abs(delayed.due_at - delayed.created_at - timedelta(hours=1)) < timedelta(seconds=1)
+    with pytest.raises(ValueError, match="time zone"):
+        app.enqueue("x", due_at=datetime(2030, 1, 1))  # noqa: DTZ001
+
+
+def test_declaring_writes_queues_and_what_differs_for_a_type(app, live_dsn, jobs):
+    @app.job("call", queue="calls", max_attempts=3, lease=30, base_delay=timedelta(seconds=2))
+    async def call(ctx: JobContext, call: Call) -> None:
+        """Call somebody."""
+
+    app.declare()
+    app.declare()
+    (found,) = jobs.rows("select * from almanac.job_type")
+    assert (found.queue, found.job_type, found.max_attempts, found.lease) == ("calls", "call", 3, timedelta(seconds=30))
+    assert found.description == "Call somebody."
+    assert found.schema["required"] == ["phone"]
+    assert jobs.one(app.enqueue(call, Call(phone="1"))).max_attempts == 3
+
+
+def test_apps_combine_and_do_not_hide_each_others_jobs(app):
+    other, third = Almanac(queue="other"), Almanac()
+
+    @other.job("theirs")
+    async def theirs() -> None: ...
+
+    @third.job("theirs")
+    async def also_theirs() -> None: ...
+
+    app.include(other)
+    assert app.jobs["theirs"].queue == "other"
+    with pytest.raises(ValueError, match="declared twice"):
+        app.include(third)
+
+
+def test_what_cannot_be_a_handler_is_refused_where_it_is_declared(app):
+    with pytest.raises(TypeError, match="takes \\(ctx, payload\\)"):
+        app.job("x")(lambda a, b, c: None)
+    with pytest.raises(TypeError, match="needs a method handle"):
+        app.job("x")(type("Nothing", (), {}))
+    with pytest.raises(ValueError, match="not a job of this app"):
+        app.enqueue(print)
+
+
+def test_dedup_and_cancel_through_the_app(app, jobs):
+    first = app.enqueue("x", dedup_key="k")
+    second = app.enqueue("x", dedup_key="k")
+    assert (first.created, second.created, second.job_id) == (True, False, first.job_id)
+    assert app.cancel(first, reason="not needed") == "cancelled"
+    with pytest.raises(errors.JobNotFound):
+        app.cancel(dataclasses.replace(first, job_id=first.job_id + 1000))
+
+
+def test_an_app_without_a_database_says_what_to_set(monkeypatch):
+    for name in ("ALMANAC_DSN", "DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(errors.CannotConnect, match="no database") as refused:
+        Almanac().enqueue("x")
+    assert "ALMANAC_DSN" in (refused.value.hint or "")

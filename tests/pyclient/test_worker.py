@@ -1,0 +1,496 @@
+"""The worker: what becomes of jobs whose handlers do all the things handlers do."""
+
+import asyncio
+import signal
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from pyclient import Almanac, Cancelled, JobContext, PermanentError, RetryAfter, Snooze, database, errors
+from tests.workers import Jobs, in_thread, process, run_due, wait_until
+
+
+@pytest.fixture
+def jobs(live_dsn: str):
+    jobs = Jobs(live_dsn)
+    yield jobs
+    jobs.close()
+
+
+@pytest.fixture
+def app(live_dsn: str):
+    app = Almanac(live_dsn)
+    yield app
+    app.close()
+
+
+class Odd(BaseException):
+    """Not an Exception."""
+
+
+def test_what_handlers_say_becomes_the_state_of_the_job(app, live_dsn, jobs):
+    @app.job("works")
+    async def works(ctx: JobContext) -> dict[str, Any]:
+        ctx.external_id = 'theirs "7" \\'
+        return {"quoted": '"\\', "nothing": None}
+
+    @app.job("fails")
+    async def fails() -> None:
+        raise ValueError("wrong \0 number \udcff")
+
+    @app.job("gives_up")
+    def gives_up() -> None:
+        raise PermanentError("no such phone")
+
+    @app.job("later")
+    async def later() -> None:
+        raise RetryAfter(90, "busy")
+
+    @app.job("snoozes")
+    async def snoozes() -> None:
+        raise Snooze(timedelta(hours=1))
+
+    @app.job("not_wanted")
+    async def not_wanted() -> None:
+        raise Cancelled("the order is gone")
+
+    made = {name: app.enqueue(name) for name in app.jobs}
+    run_due(app, live_dsn)
+    found = {name: jobs.one(job) for name, job in made.items()}
+    assert {name: job.state for name, job in found.items()} == {
+        "works": "completed", "fails": "retrying", "gives_up": "dead", "later": "retrying", "snoozes": "scheduled",
+        "not_wanted": "cancelled",
+    }  # fmt: skip
+    assert found["works"].result == {"quoted": '"\\', "nothing": None}
+    assert found["works"].external_id == 'theirs "7" \\'
+    assert found["fails"].last_error.startswith("ValueError: wrong \ufffd number ?\n")
+    assert "in fails" in found["fails"].last_error
+    assert found["gives_up"].last_error.startswith("no such phone")
+    assert (found["later"].attempt, found["snoozes"].attempt) == (1, 0)
+    now = jobs.rows("select now()")[0][0]
+    assert timedelta(seconds=80) < found["later"].due_at - now <= timedelta(seconds=90)
+    assert timedelta(minutes=59) < found["snoozes"].due_at - now <= timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    "raised", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), Odd("odd"),
+               StopIteration(1), RecursionError("deep")], ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_a_handler_that_raises_anything_fails_its_job_and_the_worker_lives_on(app, live_dsn, jobs, raised):
+    @app.job("async")
+    async def asynchronous() -> None:
+        raise raised
+
+    @app.job("sync")
+    def synchronous() -> None:
+        raise raised
+
+    @app.job("after")
+    async def after() -> None: ...
+
+    with in_thread(app, live_dsn):
+        for name in ("async", "sync"):
+            job = app.enqueue(name)
+            found = jobs.wait(job, "retrying")
+            assert type(raised).__name__ in found.last_error
+        jobs.wait(app.enqueue("after"), "completed")
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [(object(), "has no form in JSON"), ({1, 2, object()}, "has no form in JSON"), ("\udcff", "has no form in JSON"),
+     (10**200_000, "result cannot be stored")],
+    ids=["object", "set", "surrogate", "number"],
+)  # fmt: skip
+def test_a_result_that_is_not_json_is_a_clear_failure(app, live_dsn, jobs, returned, said):
+    @app.job("odd")
+    async def odd() -> Any:
+        return returned
+
+    @app.job("even")
+    async def even() -> Any:
+        return {"nan": float("nan"), "nul": "a\0b", "literally": "\\u0000"}
+
+    one, *others = app.enqueue("odd"), *(app.enqueue("even") for _ in range(3))
+    run_due(app, live_dsn)
+    assert jobs.one(one).state == "dead"
+    assert said in jobs.one(one).last_error
+    assert [jobs.one(job).state for job in others] == ["completed"] * 3
+    assert jobs.one(others[0]).result == {"nan": None, "nul": "a\ufffdb", "literally": "\\u0000"}
+
+
+def test_five_megabytes_go_through_where_the_queue_allows_them(app, live_dsn, jobs):
+    jobs.rows("select * from almanac.put_queue('default', max_payload_bytes => 10000000)")
+
+    @app.job("big")
+    async def big(payload: dict[str, Any]) -> dict[str, Any]:
+        return {"length": len(payload["text"]), "back": payload["text"]}
+
+    text = "".join(chr(32 + (i * 7919) % 90) for i in range(1000)) * 5000
+    job = app.enqueue("big", {"text": text})
+    run_due(app, live_dsn)
+    assert jobs.one(job).result == {"length": 5_000_000, "back": text}
+
+
+def test_a_time_out_ends_the_handler_and_fails_the_attempt(app, live_dsn, jobs):
+    ended = threading.Event()
+
+    @app.job("hangs", timeout=0.2)
+    async def hangs() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    @app.job("hangs_in_a_thread", timeout=0.2)
+    def hangs_in_a_thread(ctx: JobContext) -> None:
+        wait_until(lambda: ctx.cancelled, 5)
+        ended.set()
+
+    @app.job("swallows", timeout=0.2)
+    async def swallows() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+        return "made it"
+
+    with in_thread(app, live_dsn, concurrency=1):
+        for name in ("hangs", "hangs_in_a_thread"):
+            ended.clear()
+            found = jobs.wait(app.enqueue(name), "retrying")
+            assert found.last_error.startswith("timed out after 0.2 s")
+            assert ended.wait(5)
+        # One that finishes all the same has finished, and the slot is whole again.
+        for _ in range(2):
+            assert jobs.wait(app.enqueue("swallows"), "completed").result == "made it"
+
+
+def test_a_cancelled_job_is_told(app, live_dsn, jobs):
+    told = []
+
+    @app.job("async")
+    async def asynchronous() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            told.append("async")
+            raise
+
+    @app.job("sync")
+    def synchronous(ctx: JobContext) -> None:
+        wait_until(lambda: ctx.cancelled)
+        told.append("sync")
+        raise Cancelled
+
+    with in_thread(app, live_dsn, lease=timedelta(seconds=1.5)):
+        made = [app.enqueue("async"), app.enqueue("sync")]
+        for job in made:
+            jobs.wait(job, "running")
+            assert app.cancel(job, reason="changed my mind") == "running"
+        for job in made:
+            jobs.wait(job, "cancelled")
+    assert sorted(told) == ["async", "sync"]
+
+
+def test_long_handlers_keep_their_leases_even_while_the_loop_is_blocked(app, live_dsn, jobs):
+    @app.job("long")
+    async def long() -> None:
+        await asyncio.sleep(2.5)
+
+    @app.job("blocks")
+    async def blocks() -> None:
+        time.sleep(2.5)  # noqa: ASYNC251
+
+    with in_thread(app, live_dsn, lease=timedelta(seconds=1)):
+        made = [app.enqueue("long"), app.enqueue("blocks")]
+        for job in made:
+            found = jobs.wait(job, "completed", "dead", "retrying")
+            assert (found.state, found.attempt) == ("completed", 1)
+
+
+def test_a_handler_whose_lease_is_lost_is_ended_and_its_result_discarded(app, live_dsn, jobs):
+    ended = threading.Event()
+
+    @app.job("slow")
+    async def slow(ctx: JobContext) -> str:
+        if ctx.attempt > 1:
+            return "second"
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return "first"
+
+    with in_thread(app, live_dsn, lease=timedelta(seconds=1)) as running:
+        job = app.enqueue("slow", base_delay=timedelta(0))
+        jobs.wait(job, "running")
+        jobs.rows(
+            "with x as (update almanac.job set lease_expires_at = now() - interval '1 s' returning 1) select * from x"
+        )
+        jobs.rows("select almanac.reclaim_expired()")
+        assert ended.wait(5)
+        assert jobs.wait(job, "completed").result == "second"
+        assert running.worker.metrics.lost == 1
+
+
+def test_unknown_types_are_left_for_others(app, live_dsn, jobs):
+    @app.job("known")
+    async def known() -> None: ...
+
+    one, other = app.enqueue("known"), app.enqueue("unknown")
+    run_due(app, live_dsn)
+    assert (jobs.state(one), jobs.state(other)) == ("completed", "scheduled")
+
+
+def test_a_sleeping_worker_wakes_for_new_jobs_and_for_future_ones(app, live_dsn, jobs):
+    seen: list[tuple[int, float]] = []
+
+    @app.job("stamp")
+    async def stamp(ctx: JobContext) -> None:
+        seen.append((ctx.job_id, ctx.lateness.total_seconds()))
+
+    with in_thread(app, live_dsn, poll=30.0):
+        wait_until(lambda: jobs.rows("select from almanac.sleeper"))
+        now = [app.enqueue("stamp") for _ in range(1)]
+        wait_until(lambda: len(seen) == 1, 2)
+        soon = app.enqueue("stamp", due_at=timedelta(seconds=0.7))
+        wait_until(lambda: len(seen) == 2, 3)
+    assert [job_id for job_id, _ in seen] == [now[0].job_id, soon.job_id]
+    assert 0 <= seen[1][1] < 0.5
+
+
+def test_a_worker_that_is_always_busy_is_not_rung_for(app, live_dsn, jobs):
+    @app.job("quick")
+    async def quick() -> None: ...
+
+    with in_thread(app, live_dsn, poll=30.0):
+        wait_until(lambda: jobs.rows("select from almanac.sleeper"))
+        ends = time.monotonic() + 0.6
+        while time.monotonic() < ends:
+            app.enqueue("quick")
+        assert not jobs.rows("select from almanac.sleeper")
+        wait_until(lambda: jobs.rows("select from almanac.sleeper"), 3)
+
+
+def test_queues_share_by_weight(app, live_dsn, jobs):
+    order: list[str] = []
+
+    @app.job("one")
+    async def one(ctx: JobContext) -> None:
+        order.append(ctx.queue)
+        await asyncio.sleep(0.002)
+
+    for queue in ("heavy", "light"):
+        jobs.rows("select * from almanac.put_queue(%s)", queue)
+        app.enqueue_many("one", [{}] * 200, queue=queue)
+    run_due(app, live_dsn, queues={"heavy": 4.0, "light": 1.0}, concurrency=10, prefetch=0)
+    first = order[:150]
+    assert 2.5 < first.count("heavy") / first.count("light") < 6
+    assert len(order) == 400
+
+
+def test_prefetch_follows_the_pace_of_the_handlers(app, live_dsn, jobs):
+    @app.job("slow")
+    async def slow() -> None:
+        await asyncio.sleep(0.3)
+
+    app.enqueue_many("slow", [{}] * 500)
+    with in_thread(app, live_dsn, concurrency=5, grace=1.0) as running:
+        time.sleep(1.2)
+        assert len(running.worker.held) <= 15
+    counts = jobs.counts()
+    assert counts["completed"] + counts["scheduled"] == 500
+
+
+def test_the_worker_shows_itself_and_leaves_nothing_behind(app, live_dsn, jobs):
+    @app.job("x", queue="here")
+    async def x() -> None: ...
+
+    with in_thread(app, live_dsn, concurrency=7) as running:
+        (row,) = wait_until(lambda: jobs.rows("select * from almanac.worker"))
+        assert (row.worker, row.queues, row.concurrency) == (running.worker.name, ["here"], 7)
+    assert jobs.rows("select * from almanac.worker") == []
+    assert jobs.rows("select * from almanac.sleeper") == []
+
+
+def test_a_queue_that_nobody_made_is_refused_at_the_start(app, live_dsn):
+    with pytest.raises(errors.QueueUnknown, match="clals"):
+        run_due(app, live_dsn, queues={"clals": 1.0})
+
+
+def test_stopping_finishes_what_runs_and_gives_back_the_rest(app, live_dsn, jobs):
+    @app.job("second")
+    async def second() -> str:
+        await asyncio.sleep(1)
+        return "finished"
+
+    @app.job("minute")
+    async def minute() -> None:
+        await asyncio.sleep(60)
+
+    short, long = app.enqueue("second"), app.enqueue("minute")
+    with in_thread(app, live_dsn, grace=2.0, concurrency=2) as running:
+        jobs.wait(long, "running")
+        waiting = app.enqueue_many("minute", [{}] * 20)
+        time.sleep(0.1)
+        running.stop()
+        began = time.monotonic()
+        assert running.join() == 0
+        assert time.monotonic() - began < 4
+    assert jobs.one(short).result == "finished"
+    assert [(jobs.one(job).state, jobs.one(job).attempt) for job in (long, *waiting)] == [("scheduled", 0)] * 21
+
+
+def test_a_second_signal_ends_at_once(app, live_dsn, jobs):
+    @app.job("minute")
+    async def minute() -> None:
+        await asyncio.sleep(60)
+
+    job = app.enqueue("minute")
+    with in_thread(app, live_dsn, grace=60.0) as running:
+        jobs.wait(job, "running")
+        running.stop()
+        time.sleep(0.2)
+        began = time.monotonic()
+        running.stop()
+        assert running.join() == 0
+        assert time.monotonic() - began < 3
+    assert (jobs.one(job).state, jobs.one(job).attempt) == ("scheduled", 0)
+
+
+# ── one transaction ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def effects(live_dsn: str):
+    with psycopg.connect(live_dsn, autocommit=True) as conn:
+        conn.execute("create table effect (job_id bigint, attempt int)")
+        yield lambda: conn.execute("select job_id, attempt from effect order by 1, 2").fetchall()
+
+
+def test_writes_and_completion_are_one_transaction(app, live_dsn, jobs, effects):
+    @app.job("async")
+    async def asynchronous(ctx: JobContext) -> None:
+        async with ctx.transaction() as conn:
+            await conn.execute("insert into effect values (%s, %s)", [ctx.job_id, ctx.attempt])
+            ctx.result, ctx.external_id = {"written": True}, "e1"
+
+    @app.job("sync")
+    def synchronous(ctx: JobContext) -> None:
+        with ctx.transaction() as conn:
+            conn.execute("insert into effect values (%s, %s)", [ctx.job_id, ctx.attempt])
+            ctx.result = [1, 2]
+
+    one, two = app.enqueue("async"), app.enqueue("sync")
+    run_due(app, live_dsn)
+    assert effects() == [(one.job_id, 1), (two.job_id, 1)]
+    assert (jobs.one(one).result, jobs.one(one).external_id) == ({"written": True}, "e1")
+    assert (jobs.one(two).state, jobs.one(two).result) == ("completed", [1, 2])
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_handler_that_raises_in_its_transaction_has_written_nothing(app, live_dsn, jobs, effects, is_async):
+    async def asynchronous(ctx: JobContext) -> None:
+        async with ctx.transaction() as conn:
+            await conn.execute("insert into effect values (%s, %s)", [ctx.job_id, ctx.attempt])
+            raise ValueError("no")
+
+    def synchronous(ctx: JobContext) -> None:
+        with ctx.transaction() as conn:
+            conn.execute("insert into effect values (%s, %s)", [ctx.job_id, ctx.attempt])
+            raise ValueError("no")
+
+    app.register("x", asynchronous if is_async else synchronous)
+    job = app.enqueue("x")
+    run_due(app, live_dsn)
+    assert effects() == []
+    assert jobs.one(job).state == "retrying"
+    assert 'raise ValueError("no")' in jobs.one(job).last_error
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_lost_lease_rolls_back_what_was_written(app, live_dsn, jobs, effects, is_async):
+    def lose(ctx: JobContext) -> None:
+        if ctx.attempt == 1:
+            with psycopg.connect(live_dsn, autocommit=True) as other:
+                other.execute("update almanac.job set lease_expires_at = now() - interval '1 s'")
+                database.reclaim_expired(other)
+
+    async def asynchronous(ctx: JobContext) -> None:
+        async with ctx.transaction() as conn:
+            await conn.execute("insert into effect values (%s, %s)", [ctx.job_id, ctx.attempt])
+            lose(ctx)
+
+    def synchronous(ctx: JobContext) -> None:
+        with ctx.transaction() as conn:
+            conn.execute("insert into effect values (%s, %s)", [ctx.job_id, ctx.attempt])
+            lose(ctx)
+
+    app.register("x", asynchronous if is_async else synchronous)
+    with in_thread(app, live_dsn, lease=timedelta(seconds=10)):
+        job = app.enqueue("x", base_delay=timedelta(0))
+        jobs.wait(job, "completed")
+    assert effects() == [(job.job_id, 2)]
+
+
+# ── as a process ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_process_that_a_handler_ends_is_replaced(tmp_path, live_dsn, jobs):
+    code = """
+        @app.job("exits", lease=1, max_attempts=2, base_delay=0)
+        async def exits(ctx: JobContext) -> None:
+            os._exit(9)
+
+        @app.job("fine")
+        async def fine() -> None: ...
+    """
+    app = Almanac(live_dsn)
+    with process(tmp_path, live_dsn, code) as running:
+        wait_until(lambda: jobs.rows("select from almanac.job_type"))
+        poison = app.enqueue("exits", max_attempts=2, base_delay=timedelta(0))
+        found = jobs.wait(poison, "dead", timeout=30)
+        assert "did not report back" in found.last_error
+        jobs.wait(app.enqueue("fine"), "completed")
+        assert running.text().count("worker process died") == 2
+        assert running.terminate() == 0
+    app.close()
+
+
+def test_a_handler_that_blocks_the_loop_beyond_its_time_out_fails_and_the_process_is_replaced(tmp_path, live_dsn, jobs):
+    code = """
+        @app.job("blocks", timeout=1, max_attempts=1)
+        async def blocks(ctx: JobContext) -> None:
+            time.sleep(600)
+
+        @app.job("fine")
+        async def fine() -> None: ...
+    """
+    app = Almanac(live_dsn)
+    with process(tmp_path, live_dsn, code) as running:
+        wait_until(lambda: jobs.rows("select from almanac.job_type"))
+        found = jobs.wait(app.enqueue("blocks"), "dead", timeout=30)
+        assert found.last_error == "timed out after 1 s: the handler blocked the event loop"
+        jobs.wait(app.enqueue("fine"), "completed")
+        assert "time.sleep(600)" in running.text()
+    app.close()
+
+
+def test_children_stop_when_their_supervisor_is_killed(tmp_path, live_dsn, jobs):
+    code = '@app.job("fine")\nasync def fine() -> None: ...'
+    with process(tmp_path, live_dsn, code, "--processes", "2") as running:
+        wait_until(lambda: len(jobs.rows("select from almanac.worker")) == 2)
+        running.process.send_signal(signal.SIGKILL)
+        wait_until(lambda: not jobs.rows("select from almanac.worker"))
+
+
+def test_an_app_that_is_not_there_is_one_line_and_exit_code_2(tmp_path, live_dsn):
+    with process(tmp_path, live_dsn, "", "--app", "nowhere:app") as running:
+        assert running.process.wait(20) == 2
+        assert "pyclient: --app nowhere:app: there is no module nowhere" in running.text()
+        assert "Traceback" not in running.text()
