@@ -362,6 +362,10 @@ def report_worker(
 
 
 @call
+def reclaim_expired(*, queue: str | None = OMIT, batch_size: int = OMIT) -> int: ...
+
+
+@call
 def retire_worker(*, worker: str) -> None: ...
 
 
@@ -545,7 +549,7 @@ def put_queue_if_missing(conn: Connection, *, queue: str) -> None:
 
 def keep_house(conn: Connection) -> None:
     """What has to happen from time to time if nobody else does it."""
-    conn.execute("select almanac.reclaim_expired()")
+    reclaim_expired(conn)
 
 
 async def listen(conn: AsyncConnection) -> None:

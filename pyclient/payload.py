@@ -48,9 +48,7 @@ def _with_fields(annotation: Any) -> Any:
         return annotation
     hints = typing.get_type_hints(annotation)
     optional = annotation.__optional_keys__
-    fields = {
-        name: typing_extensions.NotRequired[hint] if name in optional else hint for name, hint in hints.items()
-    }
+    fields = {name: typing_extensions.NotRequired[hint] if name in optional else hint for name, hint in hints.items()}
     return typing_extensions.TypedDict(annotation.__name__, fields)  # type: ignore[operator]
 
 

@@ -35,8 +35,8 @@ class InThread:
     """A worker in a thread, on an event loop of its own."""
 
     def __init__(self, app: Almanac, dsn: str, **options: Any) -> None:
-        options = {"queues": {name: 1.0 for name in app.queues()} or {"default": 1.0}, "poll": 1.0} | options
-        self.worker = Worker(app, dsn, Options(**options))
+        defaults: dict[str, Any] = {"queues": dict.fromkeys(app.queues(), 1.0) or {"default": 1.0}, "poll": 1.0}
+        self.worker = Worker(app, dsn, Options(**(defaults | options)))
         self.exit_code: int | None = None
         self.error: BaseException | None = None
         self.ready = threading.Event()

@@ -8,7 +8,6 @@ always something to do: every ring takes a database-wide lock at commit.
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -39,6 +38,8 @@ class Feed:
         #: Not worth a look before this.
         self.idle_until = 0.0
         self.looks = 0
+        #: Jobs served, divided by the weight: equal for all while all have work.
+        self.served = 0.0
         self.marked_until = 0.0
         self.awake_since: float | None = None
         self.trouble: str | None = None
@@ -46,6 +47,20 @@ class Feed:
     def ring(self) -> None:
         self.idle_until = 0.0
         self.looks = 0
+
+
+def shares(feeds: Sequence[Feed], room: int) -> list[tuple[Feed, int]]:
+    """How many jobs to ask of each: by weight, and what does not divide goes to those that were served least."""
+    least = min(feed.served for feed in feeds)
+    weights = sum(feed.weight for feed in feeds)
+    by_need = sorted(feeds, key=lambda feed: feed.served)
+    sizes = {feed: int(room * feed.weight / weights) for feed in by_need}
+    for feed in by_need[: room - sum(sizes.values())]:
+        sizes[feed] += 1
+    for feed in by_need:
+        # Nobody saves up a claim on the future by having been empty.
+        feed.served = max(0.0, min(feed.served - least, room / feed.weight))
+    return [(feed, size) for feed, size in sizes.items() if size]
 
 
 class Fetcher:
@@ -113,12 +128,10 @@ class Fetcher:
                     return
                 await self._wait(min(feed.idle_until for feed in self.feeds) - now)
                 continue
-            weights = sum(feed.weight for feed in ready)
-            for feed in sorted(ready, key=lambda feed: -feed.weight):
-                size = min(room, max(1, math.ceil(room * feed.weight / weights)))
-                if size <= 0 or self.stopping:
+            for feed, size in shares(ready, room):
+                if self.stopping:
                     break
-                room -= await self._look(feed, size)
+                feed.served += await self._look(feed, size) / feed.weight
 
     async def _wait(self, seconds: float | None) -> None:
         loop = asyncio.get_running_loop()

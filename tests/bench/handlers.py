@@ -23,7 +23,7 @@ def _open() -> mmap.mmap:
     assert _path is not None
     with open(_path, "r+b") as file:
         _counts = mmap.mmap(file.fileno(), 16 * SLOTS)
-    for _slot in range(SLOTS):  # noqa: B007
+    for _slot in range(SLOTS):
         (owner,) = struct.unpack_from("<q", _counts, 16 * _slot)
         if owner in (0, os.getpid()):
             break

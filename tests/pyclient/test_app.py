@@ -149,7 +149,7 @@ def test_due_at_is_a_time_with_a_zone_or_a_delay_by_the_databases_clock(app, job
     delayed = jobs.one(app.enqueue("x", due_at=timedelta(hours=1)))
     assert abs(delayed.due_at - delayed.created_at - timedelta(hours=1)) < timedelta(seconds=1)
     with pytest.raises(ValueError, match="time zone"):
-        app.enqueue("x", due_at=datetime(2030, 1, 1))  # noqa: DTZ001
+        app.enqueue("x", due_at=datetime(2030, 1, 1))
 
 
 def test_declaring_writes_queues_and_what_differs_for_a_type(app, live_dsn, jobs):

@@ -419,7 +419,7 @@ def test_a_lost_lease_rolls_back_what_was_written(app, live_dsn, jobs, effects, 
         if ctx.attempt == 1:
             with psycopg.connect(live_dsn, autocommit=True) as other:
                 other.execute("update almanac.job set lease_expires_at = now() - interval '1 s'")
-                database.reclaim_expired(other)
+                assert database.reclaim_expired(other) == 1
 
     async def asynchronous(ctx: JobContext) -> None:
         async with ctx.transaction() as conn:
@@ -436,6 +436,7 @@ def test_a_lost_lease_rolls_back_what_was_written(app, live_dsn, jobs, effects, 
         job = app.enqueue("x", base_delay=timedelta(0))
         jobs.wait(job, "completed")
     assert effects() == [(job.job_id, 2)]
+    assert [row.outcome for row in jobs.rows("select outcome from almanac.attempt")] == ["lost"]
 
 
 # ── as a process ────────────────────────────────────────────────────────────────────────────────────────────────────
