@@ -1,5 +1,6 @@
 """What the pages show runs: SQL blocks of a page in one database from top to bottom, shell blocks line by line.
 
+A Python block that begins with `# name.py` is that file for the shell lines of its page.
 A block that cannot be run (a fragment, an output) is marked `text`.
 """
 
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from pyclient import embedded
@@ -43,12 +45,15 @@ def test_the_sql_of_a_page_runs(page, live_dsn):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", with_blocks("sh", "bash"), ids=name)
+@pytest.mark.parametrize("page", [page for page in with_blocks("sh", "bash") if page.parent != CHECKOUT], ids=name)
 def test_the_shell_lines_of_a_page_run(page, empty_dsn, tmp_path):
     bin_dir = embedded.wheel_binaries()
     assert bin_dir is not None
     path = os.pathsep.join([str(Path(sys.executable).parent), str(bin_dir), os.environ["PATH"]])
-    environment = os.environ | {"PATH": path, "DSN": empty_dsn, "ALMANAC_DSN": empty_dsn}
+    environment = os.environ | {"PATH": path, "DSN": empty_dsn, "DATABASE_URL": empty_dsn, "ALMANAC_DSN": empty_dsn}
+    for program in blocks(page, "python"):
+        if title := re.match(r"# (\w+\.py)\n", program):
+            (tmp_path / title[1]).write_text(program, encoding="utf-8")
     for block in blocks(page, "sh") + blocks(page, "bash"):
         for line in re.sub(r"\\\n\s*", " ", block).splitlines():
             command = re.sub(r"\s+#.*$", "", line).removeprefix("$ ").strip()
@@ -70,3 +75,18 @@ def test_the_shell_lines_of_a_page_run(page, empty_dsn, tmp_path):
             # A page may show several roads to the same place; the second one says that somebody was there before.
             installed_before = "already installed" in done.stderr
             assert done.returncode == 0 or installed_before, f"{name(page)}: {command}\n{done.stderr}"
+
+
+def test_the_program_of_the_readme_calls_once(empty_dsn, tmp_path):
+    test_the_shell_lines_of_a_page_run(CHECKOUT / "README.md", empty_dsn, tmp_path)
+    with psycopg.connect(empty_dsn) as conn:
+        assert conn.execute("select phone from called").fetchall() == [("+32 2 555 01 23",)]
+        assert conn.execute("select state, result from almanac.job_history").fetchall() == [
+            ("completed", {"called": "+32 2 555 01 23"})
+        ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_link_leads_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
