@@ -232,13 +232,19 @@ begin
         v_fields := string_to_array(v_text, ' ');
     end if;
 
+    if v_fields[1] like '%TZ=%' then
+        raise exception using errcode = 'PA007',
+            message = 'cron expression begins with a time zone',
+            detail  = 'The zone is kept beside the expression, not in it.',
+            hint    = 'Leave the prefix out and give the time zone as its own argument.';
+    end if;
+
     v_shift := cardinality(v_fields) - 6;
     if v_shift not between -1 and 0 then
         raise exception using errcode = 'PA007',
             message = format('cron expression has %s fields, not five or six', cardinality(v_fields)),
             detail  = 'Five: minute, hour, day of month, month, day of week. Six: a second before them.',
             hint    = case
-                when v_text ~ '^ *(CRON_)?TZ=' then 'Give the time zone as its own argument.'
                 when cardinality(v_fields) > 6 then 'Leave out years and commands: only the time goes here.'
                 when cardinality(v_fields) = 0 then 'Write for example 0 9 * * 1-5 for 09:00 from Monday to Friday.'
                 else 'Write * for a field that does not matter.' end;
