@@ -721,6 +721,10 @@ def run_script(conn: Connection, script: str) -> None:
     conn.execute(sql.SQL(script))
 
 
+@call
+def start_ticking() -> str: ...
+
+
 def lock_installation(conn: Connection) -> None:
     """Held to the end of the transaction: two migrations of one database wait for each other."""
     conn.execute("select pg_advisory_xact_lock(hashtext('pg_almanac migrate'))")

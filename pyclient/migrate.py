@@ -76,7 +76,9 @@ def defined_functions(script: str) -> list[str]:
     """The functions a file defines, as `almanac.name(types)`: each has a comment, and comments name the types."""
     return [
         " ".join(signature.split())
-        for signature in re.findall(r"^comment on function\s+(almanac\.\w+\s*\([^)]*\))", script, re.MULTILINE)
+        for signature in re.findall(
+            r"^comment on (?:function|procedure)\s+(almanac\.\w+\s*\([^)]*\))", script, re.MULTILINE
+        )
     ]
 
 

@@ -13,15 +13,23 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@click.option("--start-ticking", is_flag=True, help="Then let pg_cron tick in this database.")
 @click.pass_obj
-def migrate(app: "App") -> None:
+def migrate(app: "App", start_ticking: bool) -> None:
     """Install pg_almanac, or bring it to this version. All or nothing; safe to repeat."""
+    from pyclient import database
     from pyclient.migrate import migrate
 
     with app.database() as dsn:
         done = migrate(dsn)
+        ticking = None
+        if start_ticking:
+            with database.connect(dsn) as conn:
+                ticking = database.start_ticking(conn)
     step = f"stays at revision {done.after}" if done.before == done.after else f"is now at revision {done.after}"
     click.echo(f"schema almanac {step}; functions are those of this version")
+    if ticking:
+        click.echo(ticking)
 
 
 @click.command()

@@ -58,6 +58,15 @@ def test_the_option_goes_before_the_environment(live_dsn):
     assert "dbname=b" in pyclient("psql-line", DATABASE_URL="dbname=b").stdout
 
 
+def test_ticking_that_cannot_start_is_one_line(empty_dsn):
+    assert_one_line(pyclient("--dsn", empty_dsn, "migrate", "--start-ticking"), "pg_cron is not loaded", "restart")
+
+
+@pytest.mark.pg_cron
+def test_migrate_can_start_ticking(cron_dsn):
+    assert "ticks every second" in pyclient("--dsn", cron_dsn, "migrate", "--start-ticking").stdout
+
+
 def test_psql_opens_on_the_database(live_dsn):
     done = pyclient("--dsn", live_dsn, "psql", "-X", "-A", "-t", "-c", "select almanac.revision()")
     assert (done.returncode, done.stdout.strip()) == (0, migrate.head())
