@@ -75,6 +75,10 @@ begin
     perform almanac._check_name('a schedule', schedule.name, 200);
     perform almanac._check_name('a job type', schedule.job_type, 200);
     perform almanac._check_payload(schedule.payload, max_payload_bytes);
+    if not isfinite(schedule.at) or not isfinite(schedule.starts_at) or not isfinite(schedule.ends_at) then
+        raise exception using errcode = '22023', message = 'at, starts_at and ends_at must be finite times',
+            detail = format('Schedule %s was not changed.', schedule.name), hint = 'Leave them out for no limit.';
+    end if;
     if (schedule.cron is null) = (schedule.at is null) then
         v_wrong := 'a schedule has either cron or at';
         v_hint := 'Give cron => ''0 9 * * *'' for every day at nine, or at => ''2027-01-01 09:00+00'' for once.';
@@ -116,7 +120,8 @@ comment on function almanac._check_schedule(almanac.schedule, integer) is
     'Raises unless the definition can be taken; returns it with its rule parsed.';
 
 -- 33 _settle_ticks: ticks of the old rule that are due but not decided when a definition changes. The newest of them
--- is handed on, to be decided under the new definition; the others are merged into it. Nothing disappears.
+-- is handed on, to be decided under the new definition; the others are merged into it. With catch_up null the schedule
+-- is going away and none is handed on. Nothing disappears.
 -- Calls: _grace, _record_ticks, _tick_after, _caller.
 create or replace function almanac._settle_ticks(schedule almanac.schedule, catch_up text, at timestamptz)
     returns timestamptz
@@ -124,7 +129,7 @@ create or replace function almanac._settle_ticks(schedule almanac.schedule, catc
 as $$
 declare
     v_paused   boolean := schedule.paused_at is not null and coalesce(schedule.paused_until, 'infinity') > at;
-    v_missed   boolean := at - schedule.next_due_at > almanac._grace() and catch_up = 'none';
+    v_missed   boolean := catch_up is null or (catch_up = 'none' and at - schedule.next_due_at > almanac._grace());
     v_tick     timestamptz;
     v_ticks    timestamptz[] := '{}';
     v_pending  timestamptz;
@@ -148,7 +153,8 @@ begin
     perform almanac._record_ticks(schedule, v_ticks,
         array_fill(case when v_paused then 'skipped_paused' when v_missed then 'skipped_catchup' else 'coalesced' end,
                    array[cardinality(v_ticks)]),
-        array_fill('the definition changed before it was decided'::text, array[cardinality(v_ticks)]),
+        array_fill(case when catch_up is null then 'the schedule was dropped before it was decided'
+                        else 'the definition changed before it was decided' end, array[cardinality(v_ticks)]),
         null, array_fill(false, array[cardinality(v_ticks)]), almanac._caller());
     return v_pending;
 end;
@@ -202,7 +208,8 @@ begin
         select * into v_old from almanac.schedule s
          where s.queue = v_new.queue and s.name = v_new.name for update;
         if almanac._definition(v_old) = almanac._definition(v_new) then
-            return row (v_old.queue, v_old.name, v_old.next_due_at, v_old.revision, false, false);
+            return row (v_old.queue, v_old.name, v_old.next_due_at, v_old.revision, false,
+                        false)::almanac.declared_schedule;
         end if;
         v_new.revision := v_old.revision + 1;
         v_new.created_at := v_old.created_at;
@@ -281,7 +288,7 @@ begin
         select from almanac.schedule s where s.queue = v_new.queue and s.name = v_new.after_schedule) then
         raise notice 'schedule %: % does not exist yet, so its gate stays closed', v_new.name, v_new.after_schedule;
     end if;
-    return row (v_new.queue, v_new.name, v_new.next_due_at, v_new.revision, v_created, true);
+    return row (v_new.queue, v_new.name, v_new.next_due_at, v_new.revision, v_created, true)::almanac.declared_schedule;
 exception
     when check_violation then
         raise exception using errcode = '22023',
@@ -446,7 +453,7 @@ comment on function almanac.put_schedule_template(text, text, text, text, text, 
     'Make a template or change it; schedules that were put with it keep what they have.';
 
 -- 33 _find_schedule: operators name a schedule; the queue only where the name alone does not say which. Locks it, so
--- that a tick that is just deciding about it comes first.
+-- that a tick that is just deciding about it comes first. Without lock it is only for looking, which needs no right.
 -- Reads: queue, schedule. Calls: _open_queue.
 create or replace function almanac._find_schedule(name text, queue text, lock boolean default true)
     returns almanac.schedule
@@ -466,8 +473,8 @@ begin
             detail  = 'They are ' || array_to_string(v_queues, ', ') || '.',
             hint    = format('Add queue => %L.', v_queues[1]);
     elsif cardinality(v_queues) = 1 then
-        perform almanac._open_queue(v_queues[1], 'operate');
         if _find_schedule.lock then
+            perform almanac._open_queue(v_queues[1], 'operate');
             select * into v_schedule from almanac.schedule s
              where s.queue = v_queues[1] and s.name = _find_schedule.name for update;
         else
@@ -519,7 +526,8 @@ begin
     if revert_schedule.dry_run then
         return row (v_then.queue, v_then.schedule, 'revert_schedule', true,
                     v_then.after is distinct from almanac._definition(v_schedule), v_schedule.next_due_at, 0, null,
-                    format('would go back to revision %s: %s', v_then.revision, v_then.after));
+                    format('would go back to revision %s: %s', v_then.revision,
+                           v_then.after))::almanac.operated_schedule;
     end if;
     v_schedule := jsonb_populate_record(null::almanac.schedule, v_then.after);
     v_schedule.queue := v_then.queue;
@@ -529,7 +537,7 @@ begin
                 null, case when v_declared.changed
                            then format('is as revision %s made it; this is revision %s', v_then.revision,
                                        v_declared.revision)
-                           else 'was like that already' end);
+                           else 'was like that already' end)::almanac.operated_schedule;
 end;
 $$;
 comment on function almanac.revert_schedule(text, integer, text, boolean) is

@@ -35,7 +35,9 @@ grant execute on function
 grant execute on function
     almanac.pause_queue, almanac.resume_queue, almanac.cancel, almanac.redrive, almanac.job,
     almanac.reclaim_expired, almanac.put_schedule, almanac.put_schedule_template, almanac.revert_schedule,
-    almanac.advance_schedule, almanac.tick, almanac.start_ticking, almanac.stop_ticking
+    almanac.pause_schedule, almanac.resume_schedule, almanac.trigger_schedule, almanac.reschedule,
+    almanac.backfill_schedule, almanac.drop_schedule, almanac.advance_schedule, almanac.tick, almanac.start_ticking,
+    almanac.stop_ticking
     to almanac_operator, almanac_admin;
 
 -- admins: queues, types and rights.
@@ -51,5 +53,10 @@ grant execute on function
 
 grant select on
     almanac.queue_overview, almanac.late_job, almanac.stuck_job, almanac.dead_job, almanac.worker_overview,
-    almanac.attempt_log, almanac.audit_log
+    almanac.attempt_log, almanac.audit_log, almanac.schedule_overview, almanac.upcoming_tick, almanac.tick_log,
+    almanac.schedule_history, almanac.schedule_template_overview
     to almanac_operator, almanac_observer, almanac_admin;
+
+-- Those who look: is it well, and why did it (not) run?
+grant execute on function almanac.explain_tick, almanac.health, almanac.alerts
+    to almanac_operator, almanac_observer, almanac_worker, almanac_admin;

@@ -43,6 +43,8 @@ $$;
 \ir 32_enqueue.sql
 \ir 33_fire_ticks.sql
 \ir 33_schedules.sql
+\ir 34_operate_schedules.sql
+\ir 36_explain_tick.sql
 
 \ir 40_claim_due.sql
 \ir 41_extend_lease.sql
@@ -65,6 +67,8 @@ $$;
 \ir 71_pg_cron.sql
 
 \ir 80_views.sql
+\ir 81_health.sql
+\ir 82_schedule_views.sql
 
 \ir 90_grants.sql
 

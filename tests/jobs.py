@@ -183,7 +183,7 @@ begin
     for v_table in
         select oid::regclass::text from pg_class
          where relnamespace = 'almanac'::regnamespace and relkind in ('r', 'p') and not relispartition
-           and relname <> 'migration'
+           and relname not in ('migration', 'schedule_template')
          order by relname
     loop
         execute 'delete from ' || v_table;

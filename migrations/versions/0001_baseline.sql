@@ -521,6 +521,8 @@ create table almanac.schedule (
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
 -- What the heartbeat reads: only what is due, however many schedules there are. Finished and broken ones are not in it.
 create index schedule_tick_idx on almanac.schedule (look_at) where look_at is not null;
+-- What health() counts: few at any time, and nothing a tick of the others would have to touch.
+create index schedule_paused_idx on almanac.schedule (queue) where paused_at is not null;
 -- Which schedules to recompute when the rules of a zone change; UTC, the many, has none.
 create index schedule_zone_idx on almanac.schedule (timezone) where timezone <> 'UTC';
 
