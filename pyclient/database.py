@@ -570,7 +570,37 @@ def rung(conn: AsyncConnection) -> list[str]:
 
 @call
 def put_schedule(
-    *, queue: str, name: str, cron: str, job_type: str, payload: Json = OMIT, timezone: str = OMIT
+    *,
+    queue: str,
+    name: str,
+    cron: str | None = OMIT,
+    job_type: str | None = OMIT,
+    payload: Json = OMIT,
+    timezone: str | None = OMIT,
+    at: datetime | None = OMIT,
+    template: str | None = OMIT,
+    starts_at: datetime | None = OMIT,
+    ends_at: datetime | None = OMIT,
+    dst_gap: str | None = OMIT,
+    dst_overlap: str | None = OMIT,
+    jitter: timedelta | None = OMIT,
+    max_fires: int | None = OMIT,
+    overlap: str | None = OMIT,
+    max_running: int | None = OMIT,
+    catch_up: str | None = OMIT,
+    max_age: timedelta | None = OMIT,
+    max_runs: int | None = OMIT,
+    pace: int | None = OMIT,
+    after_schedule: str | None = OMIT,
+    within: timedelta | None = OMIT,
+    gate_closed: str | None = OMIT,
+    gate_wait: timedelta | None = OMIT,
+    priority: int = OMIT,
+    max_attempts: int | None = OMIT,
+    concurrency_key: str | None = OMIT,
+    headers: Json = OMIT,
+    description: str | None = OMIT,
+    kind: str = OMIT,
 ) -> None: ...
 
 
