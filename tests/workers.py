@@ -35,7 +35,11 @@ class InThread:
     """A worker in a thread, on an event loop of its own."""
 
     def __init__(self, app: Almanac, dsn: str, **options: Any) -> None:
-        defaults: dict[str, Any] = {"queues": dict.fromkeys(app.queues(), 1.0) or {"default": 1.0}, "poll": 1.0}
+        defaults: dict[str, Any] = {
+            "queues": dict.fromkeys(app.queues(), 1.0) or {"default": 1.0},
+            "poll": 1.0,
+            "grace": 5.0,
+        }
         self.worker = Worker(app, dsn, Options(**(defaults | options)))
         self.exit_code: int | None = None
         self.error: BaseException | None = None
@@ -45,8 +49,14 @@ class InThread:
     def _run(self) -> None:
         async def main() -> int:
             self.loop = asyncio.get_running_loop()
-            self.loop.call_soon(self.ready.set)
-            return await self.worker.run()
+            work = asyncio.create_task(self.worker.run())
+            while not hasattr(self.worker, "keeper") and not work.done():
+                await asyncio.sleep(0.005)
+                # A database that is not there yet is part of some tests.
+                if not self.worker.state.is_up:
+                    break
+            self.ready.set()
+            return await work
 
         try:
             with asyncio.Runner() as runner:
