@@ -43,10 +43,10 @@ lint: venv
 	$(BIN)/python migrations/check.py
 
 bench: venv
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) $(if $(SOAK),--soak)
 
 bench-peers: venv
-	$(BIN)/python -m tests.bench --peers
+	$(BIN)/python -m tests.bench --peers $(if $(ONLY),--only $(ONLY))
 
 # Until the first release: sql/02 to sql/19 become revision 0001, and install.sql lists every file.
 freeze-baseline: venv

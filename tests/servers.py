@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -61,7 +61,8 @@ class Binaries:
 
     bin_dir: Path
     origin: str
-    _initialised: list[Path] = field(default_factory=list)
+    #: For who wants commits to cost what they cost.
+    on_disk: bool = False
 
     @property
     def has_pg_cron(self) -> bool:
@@ -80,7 +81,7 @@ class Binaries:
     def start(self, **settings: str) -> Iterator[Server]:
         """A new server in a temporary directory; stopped and removed at the end."""
         who = embedded.account()
-        home = Path(tempfile.mkdtemp(prefix="almanac-test-", dir=in_memory()))
+        home = Path(tempfile.mkdtemp(prefix="almanac-test-", dir=None if self.on_disk else in_memory()))
         home.chmod(0o755)
         data, log = home / "data", home / "log"
         try:

@@ -1,0 +1,46 @@
+"""make bench [ONLY=claim] [SOAK=1], make bench-peers: a JSON object a line, a table, and the ratios promised."""
+
+import argparse
+import time
+from collections.abc import Callable, Iterable
+
+from tests.bench import harness, jobs, peers, soak, targets, workers
+from tests.bench.harness import Bench, Leg
+
+Scenario = Callable[[Bench], Iterable[Leg]]
+SCENARIOS: dict[str, Scenario] = {
+    "claim": jobs.claim,
+    "grown": jobs.grown,
+    "snapshot": jobs.snapshot,
+    "limits": jobs.limits,
+    "enqueue": jobs.enqueue,
+    "drain": workers.drains,
+    "pickup": workers.pickups,
+    "cron": workers.cron_next,
+    "soak": soak.soak,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--only", default="", help="scenarios, comma-separated: " + ", ".join(SCENARIOS))
+    parser.add_argument("--peers", action="store_true", help="other job queues beside it, installed on demand")
+    parser.add_argument("--soak", action="store_true", help="ten minutes of soak rather than a short one")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    scenarios = {"peers": peers.peers} if arguments.peers else SCENARIOS
+    wanted = [name for name in arguments.only.split(",") if name] or list(scenarios)
+    if unknown := set(wanted) - set(scenarios):
+        parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(scenarios)}")
+    began = time.monotonic()
+    with harness.started(rounds=arguments.rounds, soak_seconds=600.0 if arguments.soak else 45.0) as bench:
+        harness.describe(bench)
+        for name in wanted:
+            bench.run(name, scenarios[name](bench))
+    print("\n" + harness.table(bench.results))
+    print("\n" + targets.table(bench))
+    print(f"\n{time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

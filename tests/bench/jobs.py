@@ -1,0 +1,299 @@
+"""Jobs through the SQL functions alone: claim and complete, enqueue, and what must not slow them down.
+
+The yardstick is the least that a queue in PostgreSQL can do: one narrow table, a skip-locked claim, a DELETE by id. It
+keeps no history, fences nothing and has one index besides its key.
+"""
+
+import contextlib
+import functools
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+
+from tests.bench import worker
+from tests.bench.harness import Bench, Connection, Leg, Measurement, together
+
+CEILING_TABLE = """
+drop table if exists q;
+create table q (id bigserial primary key, run_at timestamptz not null, state text not null default 'pending',
+                attempts int not null default 0, payload jsonb, done_at timestamptz);
+create index on q (run_at) where state = 'pending';
+"""
+CEILING_FILL = """
+insert into q (run_at, payload)
+select now() - interval '1 hour' + n * interval '1 ms', '{}' from generate_series(1, %s) n
+"""
+CEILING_CLAIM = """
+with c as (select id from q where run_at <= now() and state = 'pending' order by run_at limit %s for update skip locked)
+update q set state = 'running', attempts = attempts + 1 from c where q.id = c.id returning q.id
+"""
+CLAIM = "select job_id, lease_token from almanac.claim_due('default', 'bench', %s)"
+COMPLETE = "select almanac.complete_many('default', %b, %b)"
+FILL = """
+select count(*) from almanac.enqueue_many('default', 'noop', array_fill('{}'::jsonb, array[%s]), due_at => %s,
+                                          priority => %s)
+"""
+# Enough for a second or so.
+JOBS = {1: 1_000, 10: 6_000, 100: 30_000, 1000: 50_000}
+
+
+# ── the two loops ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ceiling_loop(batch: int, conn: Connection) -> int:
+    cursor, done = conn.cursor(binary=True), 0
+    while True:
+        cursor.execute(CEILING_CLAIM, (batch,), prepare=True)
+        ids = [row[0] for row in cursor.fetchall()]
+        if not ids:
+            return done
+        cursor.execute("delete from q where id = any (%b)", (ids,), prepare=True)
+        done += len(ids)
+
+
+def claim_loop(batch: int, conn: Connection) -> int:
+    cursor, done = conn.cursor(binary=True), 0
+    while True:
+        cursor.execute(CLAIM, (batch,), prepare=True)
+        rows = cursor.fetchall()
+        if not rows:
+            return done
+        cursor.execute(COMPLETE, ([row[0] for row in rows], [row[1] for row in rows]), prepare=True)
+        assert len(cursor.fetchall()) == len(rows)
+        done += len(rows)
+
+
+def ceiling(bench: Bench, batch: int, connections: int) -> Iterator[Measurement]:
+    jobs = JOBS[batch] * (2 if connections > 1 else 1)
+    with psycopg.connect(bench.bare_dsn("ceiling"), autocommit=True) as conn:
+        conn.execute(CEILING_TABLE)
+        conn.execute(CEILING_FILL, [jobs])
+        bench.settle(conn, "q")
+    took, done = together(bench.bare_dsn("ceiling"), connections, functools.partial(ceiling_loop, batch))
+    assert sum(done) == jobs
+    yield {
+        "metric": "ceiling_claim_delete_per_s", "value": jobs / took, "unit": "jobs/s",
+        "batch": batch, "connections": connections,
+    }  # fmt: skip
+
+
+def fill(conn: Connection, jobs: int, due_at: Any = None, priority: int = 0) -> None:
+    for start in range(0, jobs, 10_000):
+        conn.execute(FILL, [min(10_000, jobs - start), due_at, priority])
+
+
+def drain(bench: Bench, batch: int, connections: int, *, jobs: int | None = None, **described: Any) -> Measurement:
+    """Work off what is due in the database `bench`, which the caller has filled."""
+    took, done = together(bench.dsn(), connections, functools.partial(claim_loop, batch))
+    assert jobs is None or sum(done) == jobs, f"{sum(done)} of {jobs}"
+    return {
+        "metric": "claim_complete_per_s", "value": sum(done) / took, "unit": "jobs/s",
+        "batch": batch, "connections": connections, **described,
+    }  # fmt: skip
+
+
+def ours(bench: Bench, batch: int, connections: int, **described: Any) -> Iterator[Measurement]:
+    jobs = JOBS[batch] * (2 if connections > 1 else 1)
+    with bench.emptied() as conn:
+        fill(conn, jobs)
+        bench.settle(conn, "almanac.job")
+    yield drain(bench, batch, connections, jobs=jobs, **described)
+
+
+# ── scenarios ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def claim(bench: Bench) -> Iterator[Leg]:
+    for batch in JOBS:
+        for connections in (1, 4):
+            yield functools.partial(ceiling, bench, batch, connections)
+            yield functools.partial(ours, bench, batch, connections)
+
+
+def grown(bench: Bench, batch: int = 100, jobs: int = 30_000) -> Iterator[Leg]:
+    """The same claim beside things that must not matter."""
+
+    def measured(beside: str) -> Iterator[Measurement]:
+        with psycopg.connect(bench.dsn(), autocommit=True) as conn:
+            spread_over_priorities = beside == "1,000,000 future jobs, 10 priorities"
+            for priority in range(10) if spread_over_priorities else [0]:
+                fill(conn, jobs // (10 if spread_over_priorities else 1), priority=priority)
+            bench.settle(conn, "almanac.job")
+        yield drain(bench, batch, 1, jobs=jobs, beside=beside)
+
+    def emptied() -> Iterator[Measurement]:
+        with bench.emptied():
+            pass
+        yield from measured("nothing")
+
+    def future() -> Iterator[Measurement]:
+        with bench.emptied() as conn:
+            for priority in range(10):
+                conn.execute(FUTURE, [priority])
+            for priority in range(10):
+                conn.execute(FILL, [1, None, priority])
+        yield from measured("1,000,000 future jobs, 10 priorities")
+
+    def history() -> Iterator[Measurement]:
+        with bench.emptied() as conn:
+            conn.execute(HISTORY)
+        yield from measured("1,000,000 rows of history")
+
+    def partitions() -> Iterator[Measurement]:
+        with bench.emptied() as conn, days_of_history(conn, 30):
+            yield from measured("30 partitions")
+
+    yield from (emptied, future, history, partitions)
+
+
+FUTURE = """
+insert into almanac.job (queue, due_at, created_at, max_attempts, priority, job_type, created_by)
+select 'default', now() + interval '1 day' + n * interval '1 ms', now(), 5, %s, 'noop', 'bench'
+  from generate_series(1, 100000) n
+"""
+HISTORY = """
+insert into almanac.job_history (id, due_at, lease_token, created_at, finished_at, attempt, max_attempts, priority,
+                                 caught_up, queue, state, job_type, created_by, payload)
+select -n, now(), n, now(), now(), 1, 5, 0, false, 'default', 'completed', 'noop', 'bench', '{}'
+  from generate_series(1, 1000000) n
+"""
+
+
+@contextlib.contextmanager
+def days_of_history(conn: Connection, days: int) -> Iterator[None]:
+    """Daily partitions as a month of work leaves them."""
+    for day in range(1, days + 1):
+        (bounds,) = conn.execute(
+            "select format('from (%%L) to (%%L)', current_date - %s::integer, current_date - %s::integer)",
+            [day, day - 1],
+        ).fetchone() or ("",)
+        conn.execute(
+            f"create table almanac.bench_day_{day} partition of almanac.job_history for values {bounds}".encode()
+        )
+    try:
+        yield
+    finally:
+        for day in range(1, days + 1):
+            conn.execute(f"drop table almanac.bench_day_{day}".encode())
+
+
+def snapshot(bench: Bench, batch: int = 100, jobs: int = 100_000) -> Iterator[Leg]:
+    """A transaction somewhere keeps an old snapshot open: no dead row can go while the queue is drained."""
+
+    def quarters() -> Iterator[Measurement]:
+        with bench.emptied() as conn:
+            fill(conn, jobs)
+            bench.settle(conn, "almanac.job")
+        with psycopg.connect(bench.dsn()) as holder:
+            holder.execute("set transaction isolation level repeatable read")
+            holder.execute("select from almanac.job limit 1")
+            _, (marks,) = together(bench.dsn(), 1, functools.partial(timed_quarters, batch, jobs))
+        for quarter, took in enumerate(marks, 1):
+            yield {
+                "metric": "claim_complete_snapshot_per_s", "value": jobs / 4 / took, "unit": "jobs/s",
+                "batch": batch, "connections": 1, "jobs": jobs, "quarter": quarter,
+            }  # fmt: skip
+        yield {
+            "metric": "claim_complete_snapshot_last_to_first", "value": marks[0] / marks[3], "unit": "×",
+            "batch": batch, "connections": 1, "jobs": jobs,
+        }  # fmt: skip
+
+    yield quarters
+
+
+def timed_quarters(batch: int, jobs: int, conn: Connection) -> list[float]:
+    cursor, done, marks = conn.cursor(binary=True), 0, [time.perf_counter()]
+    while len(marks) < 5:
+        cursor.execute(CLAIM, (batch,), prepare=True)
+        rows = cursor.fetchall()
+        cursor.execute(COMPLETE, ([row[0] for row in rows], [row[1] for row in rows]), prepare=True)
+        done += len(rows)
+        if done >= jobs * len(marks) // 4:
+            marks.append(time.perf_counter())
+    return [after - before for before, after in itertools.pairwise(marks)]
+
+
+def limits(bench: Bench, batch: int = 100, jobs: int = 10_000) -> Iterator[Leg]:
+    """Limits switched on, wide enough not to hold anything back: what looking after them costs."""
+
+    def limited(limit: str, settings: str, keys: bool = False) -> Iterator[Measurement]:
+        with bench.emptied() as conn:
+            conn.execute(f"select almanac.put_queue('default', {settings})".encode())
+            try:
+                conn.execute(
+                    """select count(*) from almanac.enqueue_many(
+                           'default', 'noop', array_fill('{}'::jsonb, array[%(jobs)s]), concurrency_keys =>
+                           case when %(keys)s then array(select n::text from generate_series(1, %(jobs)s) n) end)""",
+                    {"jobs": jobs, "keys": keys},
+                )
+                bench.settle(conn, "almanac.job")
+                yield drain(bench, batch, 1, jobs=jobs, limit=limit)
+            finally:
+                conn.execute("select almanac.put_queue('default', unset => array['max_running', 'rate_limit'])")
+                conn.execute("update almanac.queue set keyed_at = null where queue = 'default'")
+
+    yield functools.partial(limited, "none", "max_running_per_key => 1")
+    yield functools.partial(limited, "10,000 concurrency keys", "max_running_per_key => 1", True)
+    yield functools.partial(limited, "max_running", "max_running => 1000000")
+    yield functools.partial(limited, "rate limit", "rate_limit => 1000000, rate_interval => interval '1 second'")
+
+
+def enqueue(bench: Bench, bulk: int = 50_000, single: int = 4_000, connections: int = 16) -> Iterator[Leg]:
+    def enqueue_bulk() -> Iterator[Measurement]:
+        with bench.emptied() as conn:
+            bench.settle(conn, "almanac.job")
+        took, _ = together(bench.dsn(), 1, functools.partial(bulk_loop, bulk))
+        yield {"metric": "enqueue_bulk_per_s", "value": bulk / took, "unit": "jobs/s", "batch": 1000, "connections": 1}
+
+    def bare_insert() -> Iterator[Measurement]:
+        with psycopg.connect(bench.bare_dsn("ceiling"), autocommit=True) as conn:
+            conn.execute(CEILING_TABLE)
+            bench.settle(conn, "q")
+        insert = functools.partial(
+            statement_loop, single // connections, "insert into q (run_at, payload) values (now(), '{}')"
+        )
+        took, _ = together(bench.bare_dsn("ceiling"), connections, insert)
+        yield {
+            "metric": "ceiling_insert_per_s", "value": single / took, "unit": "jobs/s", "connections": connections,
+        }  # fmt: skip
+
+    def enqueue_single(listening: bool) -> Iterator[Measurement]:
+        with bench.emptied() as conn:
+            bench.settle(conn, "almanac.job")
+        call = functools.partial(statement_loop, single // connections, "select almanac.enqueue('default', 'noop')")
+        with listening_worker(bench) if listening else contextlib.nullcontext():
+            took, _ = together(bench.dsn(), connections, call)
+        yield {
+            "metric": "enqueue_single_per_s", "value": single / took, "unit": "jobs/s",
+            "connections": connections, "listening": listening,
+        }  # fmt: skip
+
+    yield enqueue_bulk
+    yield bare_insert
+    yield functools.partial(enqueue_single, False)
+    yield functools.partial(enqueue_single, True)
+
+
+def bulk_loop(jobs: int, conn: Connection) -> None:
+    for _ in range(0, jobs, 1000):
+        conn.execute(
+            "select count(*) from almanac.enqueue_many('default', 'noop', %b::jsonb[])", (["{}"] * 1000,), prepare=True
+        )
+
+
+def statement_loop(times: int, statement: str, conn: Connection) -> None:
+    cursor = conn.cursor()
+    for _ in range(times):
+        cursor.execute(statement.encode(), prepare=True)
+
+
+@contextlib.contextmanager
+def listening_worker(bench: Bench) -> Iterator[None]:
+    """A worker that sleeps until the first job rings, and then works on what is enqueued."""
+    with worker.worker(bench.dsn()), psycopg.connect(bench.dsn(), autocommit=True) as conn:
+        while not conn.execute("select from almanac.sleeper").fetchone():
+            time.sleep(0.05)
+        yield

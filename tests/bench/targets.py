@@ -1,0 +1,83 @@
+"""What the project promises about its speed, as ratios of figures of one run."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.bench.harness import Bench
+
+Figure = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Target:
+    says: str
+    of: Figure
+    to: Figure | None
+    bound: float
+    #: Whether the ratio has to stay below the bound rather than above it.
+    at_most: bool = False
+
+
+def peer(metric: str, system: str) -> Figure:
+    return metric, {"system": system}
+
+
+DRAIN = ("worker_drain_per_s", {"processes": 1, "future": 0})
+TARGETS = [
+    Target(
+        "claim + complete, batch 100, one connection, to the bare ceiling",
+        ("claim_complete_per_s", {"batch": 100, "connections": 1, "scenario": "claim"}),
+        ("ceiling_claim_delete_per_s", {"batch": 100, "connections": 1}), 0.75,
+    ),
+    Target("worker drain to graphile-worker", DRAIN, peer("peer_drain_per_s", "graphile-worker"), 1.1),
+    Target("worker drain to pg-boss", DRAIN, peer("peer_drain_per_s", "pg-boss"), 1.0),
+    Target("worker drain to PgQueuer", DRAIN, peer("peer_drain_per_s", "PgQueuer"), 2.0),
+    Target(
+        "worker drain beside 1,000,000 future jobs to without",
+        ("worker_drain_per_s", {"processes": 1, "future": 1_000_000}), DRAIN, 0.9,
+    ),
+    Target(
+        "worker drain with an old snapshot, last to first quarter",
+        ("worker_drain_snapshot_last_to_first", {}), None, 0.8,
+    ),
+    Target(
+        "bulk enqueue to graphile-worker's addJobs",
+        ("enqueue_bulk_per_s", {}), peer("peer_enqueue_bulk_per_s", "graphile-worker"), 2.0,
+    ),
+    Target(
+        "single enqueue, a worker listening, 16 connections, to a bare INSERT",
+        ("enqueue_single_per_s", {"listening": True}), ("ceiling_insert_per_s", {}), 0.9,
+    ),
+    Target(
+        "pick-up p50 to graphile-worker's",
+        ("pickup_ms_p50", {}), peer("peer_pickup_ms_p50", "graphile-worker"), 1.0, True,
+    ),
+    Target(
+        "pick-up p99 to graphile-worker's",
+        ("pickup_ms_p99", {}), peer("peer_pickup_ms_p99", "graphile-worker"), 1.0, True,
+    ),
+    Target(
+        "schedule claims, 50 connections, to the bare ceiling",
+        ("schedule_claims_per_s", {}), ("ceiling_schedule_claims_per_s", {}), 0.8,
+    ),
+    Target("schedule claims, p99 in ms", ("schedule_claim_ms_p99", {}), None, 100.0, True),
+    Target("tick fan-out, schedules a second", ("tick_fanout_per_s", {}), None, 10_000.0),
+    Target("soak, size at the end to early on", ("soak_size_ratio", {}), None, 1.5, True),
+]  # fmt: skip
+
+
+def table(bench: Bench) -> str:
+    """The targets whose figures this run has."""
+    lines = []
+    for target in TARGETS:
+        of = bench.find(target.of[0], **target.of[1])
+        to = bench.find(target.to[0], **target.to[1]) if target.to else None
+        if of is None or (target.to and to is None):
+            continue
+        ratio = of["value"] / (to["value"] if to else 1)
+        is_reached = ratio <= target.bound if target.at_most else ratio >= target.bound
+        figures = f"{of['value']:,} : {to['value']:,}" if to else f"{of['value']:,}"
+        bound = f"{'≤' if target.at_most else '≥'} {target.bound:,}"
+        shown = f"{ratio:,.2f}" if ratio < 1000 else f"{ratio:,.0f}"
+        lines.append(f"{'ok ' if is_reached else 'NOT'}  {target.says:70}  {shown:>9}  {bound:>9}   {figures}")
+    return "\n".join(lines)
