@@ -326,6 +326,19 @@ def random_expression(rng: random.Random, *, modifiers: float = 0.25, seconds: f
     return rng.choice([" ", " ", "  ", "\t"]).join(fields)
 
 
+def night_expression(rng: random.Random, zone: str, change: datetime) -> str:
+    """An expression that names local times close to those that a change leaves out or shows twice."""
+    tz = ZoneInfo(zone)
+    hours = [(change + timedelta(minutes=by)).astimezone(tz).hour for by in (-61, -1, 0, 59)]
+    hour = rng.choice(hours + [n % 24 for n in range(hours[1] + 1, hours[2])])
+    minute = rng.choice([random_field(rng, 1, 0.1), "0", "30", "45", "*/15"])
+    span = rng.choice(
+        [f"{hour}", f"{hour}", f"{hour}-{min(hour + 1, 23)}", f"{hour},{(hour + 9) % 24}", "0-23/2", "*/2"]
+    )
+    days = rng.choice(["* * *", "* * *", f"* * {weekday(change.astimezone(tz))}", "*/2 * *", "L,1-31/3 * *"])
+    return f"{minute} {span} {days}"
+
+
 def has_a_date(text: str) -> bool:
     """Whether any day of 2000 to 2027 matches: every kind of month is among them."""
     rule = Rule(text)

@@ -162,8 +162,11 @@ def test_around_changes_of_the_clocks_it_equals_the_oracle_under_every_choice(db
     changes = agreed_changes(db, zone)
     assert changes
     nights = [oracle.Night(zone, at) for at in (changes if full else rng.sample(changes, min(4, len(changes))))]
-    for _ in range(2_000 if full else 25):
-        rule = oracle.Rule(valid_expression(rng, seconds=0, days=0.7))
+    for _ in range(2_000 if full else 40):
+        if rng.random() < 0.5:
+            rule = oracle.Rule(valid_expression(rng, seconds=0, days=0.7))
+        else:
+            rule = oracle.Rule(oracle.night_expression(rng, zone, rng.choice(nights).change))
         asked: list[tuple[oracle.Night, datetime, tuple[str, str], int]] = []
         for night in nights:
             at, runs = near(rng, night.change), night.runs(rule)
