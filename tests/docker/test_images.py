@@ -78,6 +78,11 @@ def compose(tmp_path: Path):
     compose("down", "--volumes", "--remove-orphans")
 
 
+def health(container: str) -> str:
+    command = ["docker", "inspect", "--format", "{{.State.Health.Status}}", container]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 @pytest.mark.pg_cron
 def test_compose_up_fires_a_schedule_through_pg_cron_and_a_worker_runs_it(compose):
     compose, dsn = compose
@@ -89,6 +94,11 @@ def test_compose_up_fires_a_schedule_through_pg_cron_and_a_worker_runs_it(compos
         wait_for(conn, "select to_regprocedure('almanac.revision()') is not null", 120)
         wait_for(conn, "select count(*) > 1 from almanac.job_history where schedule is not null", 120)
         wait_for(conn, "select exists (select from cron.job_run_details where status = 'succeeded')", 60)
+    container = compose("ps", "-q", "worker").strip()
+    deadline = time.monotonic() + 60
+    while health(container) != "healthy":
+        assert time.monotonic() < deadline, health(container)
+        time.sleep(1)
     logs = compose("logs", "worker")
     assert "Traceback" not in logs
 
