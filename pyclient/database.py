@@ -362,6 +362,10 @@ def report_worker(
 
 
 @call
+def tick_if_stale(*, worker: str, stale_after: timedelta = OMIT) -> bool: ...
+
+
+@call
 def reclaim_expired(*, queue: str | None = OMIT, batch_size: int = OMIT) -> int: ...
 
 
@@ -402,6 +406,9 @@ select job_id, lease_token, job_type, payload, attempt, max_attempts, due_at, le
        idempotency_key, attempt_key, schedule, tick_at, caught_up, priority, concurrency_key, headers, created_at
   from almanac.claim_due(queue => $1, worker => $2, batch_size => $3, lease => $4, job_types => $5)
 """
+_CLAIM_ONE = _CLAIM[: _CLAIM.index(b"almanac.claim_due")] + (
+    b"almanac.claim_job(queue => $1, job_id => $2, worker => $3, lease => $4)"
+)
 # Only the number comes back: all of them is the usual answer, and asking again is harmless where it is not.
 _COMPLETE = b"""
 select count(*)
@@ -452,6 +459,23 @@ async def doze_for(conn: AsyncConnection, queue: str, worker: str, at_most: time
     return None if row is None else row[0]
 
 
+async def claim_one(
+    conn: AsyncConnection, queue: str, job_id: int, worker: str, lease: timedelta | None
+) -> tuple[list[tuple[Any, ...]], int]:
+    """`claim_rows` for one job by its id."""
+    with translated():
+        cursor = psycopg.AsyncRawCursor(conn, row_factory=psycopg.rows.tuple_row)
+        await cursor.execute(_CLAIM_ONE, (queue, job_id, worker, lease), binary=True)
+        return _claimed(await cursor.fetchall())
+
+
+def _claimed(rows: list[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
+    if not rows:
+        return rows, 0
+    microseconds, days, _ = struct.unpack(">qii", rows[0][Claimed.LATENESS])
+    return rows, rows[0][Claimed.DUE_AT] + microseconds + days * 86_400_000_000
+
+
 async def claim_rows(
     conn: AsyncConnection, queue: str, worker: str, batch_size: int, lease: timedelta | None, job_types: list[str]
 ) -> tuple[list[tuple[Any, ...]], int]:
@@ -459,11 +483,7 @@ async def claim_rows(
     with translated():
         cursor = psycopg.AsyncRawCursor(conn, row_factory=psycopg.rows.tuple_row)
         await cursor.execute(_CLAIM, (queue, worker, batch_size, lease, job_types), prepare=True, binary=True)
-        rows = await cursor.fetchall()
-    if not rows:
-        return rows, 0
-    microseconds, days, _ = struct.unpack(">qii", rows[0][Claimed.LATENESS])
-    return rows, rows[0][Claimed.DUE_AT] + microseconds + days * 86_400_000_000
+        return _claimed(await cursor.fetchall())
 
 
 def json_value(raw: bytes) -> Any:
@@ -545,11 +565,6 @@ def put_queue_if_missing(conn: Connection, *, queue: str) -> None:
     except errors.QueueUnknown:
         with translated():
             conn.execute("select almanac.put_queue(%s)", [queue])
-
-
-def keep_house(conn: Connection) -> None:
-    """What has to happen from time to time if nobody else does it."""
-    reclaim_expired(conn)
 
 
 async def listen(conn: AsyncConnection) -> None:

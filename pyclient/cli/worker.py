@@ -44,7 +44,7 @@ class Weighted(click.ParamType[tuple[str, float]]):
 @click.option("--processes", default=1, show_default=True, type=click.IntRange(1), help="Processes to keep running.")
 @click.option("--supervise/--no-supervise", default=True, help="Replace a process that dies (on by default).")
 @click.option("--burst", is_flag=True, help="Exit when nothing is due.")
-@click.option("--once", type=int, metavar="JOB_ID", help="Work on this job alone, due or not, then exit.")
+@click.option("--once", type=int, metavar="JOB_ID", help="Work on this job alone, then exit.")
 @click.option(
     "--grace", default=25.0, show_default=True, type=click.FloatRange(0), help="Seconds to finish on SIGTERM."
 )
@@ -96,6 +96,7 @@ def worker(
                 grace=grace,
                 poll=poll,
                 burst=burst,
+                once=once,
                 number=number,
                 metrics_port=metrics_port,
             )

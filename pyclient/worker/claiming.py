@@ -11,12 +11,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from pyclient import database, errors
 from pyclient.context import Claim, JobContext, Services
 from pyclient.observe.metrics import Metrics
 from pyclient.worker.link import Link, State
 from pyclient.worker.options import Options
+from pyclient.worker.reporting import Released
 from pyclient.worker.running import Slots
 
 logger = logging.getLogger("pyclient.worker")
@@ -116,6 +118,9 @@ class Fetcher:
 
     async def run(self) -> None:
         """Until `stop`, or with --burst until nothing is due and everything is done."""
+        if self.options.once is not None:
+            await self._once(self.options.once)
+            return
         while not self.stopping:
             room = self._room()
             if room <= 0:
@@ -202,6 +207,9 @@ class Fetcher:
         )
         if not rows:
             return 0
+        return self._take(queue, rows, claimed_at, sent_at)
+
+    def _take(self, queue: str, rows: Sequence[tuple[Any, ...]], claimed_at: int, sent_at: float) -> int:
         claim = Claim(self.services, queue, claimed_at, sent_at)
         jobs = [JobContext(claim, row) for row in rows]
         self.held.update(jobs)
@@ -213,6 +221,34 @@ class Fetcher:
         for row in rows:
             observe((claimed_at - row[database.Claimed.DUE_AT]) / 1e6)
         return len(jobs)
+
+    async def _once(self, job_id: int) -> None:
+        """The one job somebody asked for, from whichever of the queues it is in."""
+        for feed in self.feeds:
+            try:
+                sent_at = time.monotonic()
+                rows, claimed_at = await self.link.call(
+                    lambda conn, queue=feed.queue: database.claim_one(  # type: ignore[misc]
+                        conn, queue, job_id, self.worker, self.options.lease
+                    ),
+                    until=self._stopped,
+                )
+            except errors.JobNotFound as error:
+                refused = error
+                continue
+            if rows[0][database.Claimed.JOB_TYPE] not in self.slots.jobs:
+                self.slots.outbox.add(
+                    Released(JobContext(Claim(self.services, feed.queue, claimed_at, sent_at), rows[0]))
+                )
+                raise errors.AppNotFound(
+                    f"job {job_id} is of type {rows[0][database.Claimed.JOB_TYPE]}, which this app has no handler for",
+                    hint="Give the --app that has it.",
+                )
+            self._take(feed.queue, rows, claimed_at, sent_at)
+            while self.held and not self.stopping:
+                await self._wait(0.01)
+            return
+        raise refused
 
     def _settle(self, feed: Feed, claimed: int, size: int) -> None:
         now = time.monotonic()

@@ -24,7 +24,7 @@ logger = logging.getLogger("pyclient.worker")
 EXTEND_EVERY = 5.0
 ROUND = 0.25
 REPORT_EVERY = 10.0
-TICK_EVERY = 5.0
+TICK_EVERY = 1.0
 # A loop that has not turned for so long is worth a line in the log.
 BLOCKED = 2.0
 
@@ -40,6 +40,7 @@ class Keeper(threading.Thread):
         on_lost: Callable[[Sequence[JobContext]], None],
         on_cancel: Callable[[Sequence[JobContext]], None],
         report: Callable[[database.Connection], None],
+        tick: Callable[[database.Connection], object],
         is_blocking: Callable[[], JobContext | None],
         give_up: Callable[[JobContext, float, database.Connection | None], None],
     ) -> None:
@@ -51,10 +52,10 @@ class Keeper(threading.Thread):
         self.on_lost = on_lost
         self.on_cancel = on_cancel
         self.report = report
+        self.tick = tick
         self.is_blocking = is_blocking
         self.give_up = give_up
         self.beat = time.monotonic()
-        self.ticks = True
         self._ended = threading.Event()
         self._reported = 0.0
         self._ticked = 0.0
@@ -95,9 +96,9 @@ class Keeper(threading.Thread):
         if now - self._reported >= REPORT_EVERY:
             self._reported = now
             self._quietly(self.report)
-        if self.ticks and now - self._ticked >= TICK_EVERY:
+        if now - self._ticked >= TICK_EVERY:
             self._ticked = now
-            self._quietly(database.keep_house)
+            self._quietly(self.tick)
         return shortest / 4
 
     def _extend(self, queue: str, jobs: Sequence[JobContext]) -> None:

@@ -24,7 +24,7 @@ class Options:
     poll_without_listen: float = 0.5
     burst: bool = False
     #: Work on this job alone, then stop.
-    once: tuple[str, int] | None = None
+    once: int | None = None
     #: Which of the supervised processes this is, from 0.
     number: int = 0
     metrics_port: int | None = None

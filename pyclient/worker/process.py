@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyclient import __version__, database
+from pyclient import __version__, database, errors
 from pyclient.app import Almanac, Job
 from pyclient.context import JobContext
 from pyclient.observe import tracing
@@ -87,6 +87,7 @@ class Worker:
             on_lost=self._lost,
             on_cancel=self._cancelled,
             report=self._report,
+            tick=lambda conn: database.tick_if_stale(conn, worker=self.name),
             is_blocking=self._blocking,
             give_up=self._give_up,
         )
@@ -113,8 +114,12 @@ class Worker:
                         logger.error("part of the worker failed", exc_info=part.exception())
                         self._restart = True
                         self.stop()
-            if fetcher.done() and fetcher.exception() is not None:
-                logger.error("part of the worker failed", exc_info=fetcher.exception())
+            failure = fetcher.exception() if fetcher.done() else None
+            if isinstance(failure, errors.AlmanacError):
+                await self._end(fetcher, reporter)
+                raise failure
+            if failure is not None:
+                logger.error("part of the worker failed", exc_info=failure)
                 self._restart = True
             await self._end(fetcher, reporter)
         finally:

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -495,3 +496,35 @@ def test_an_app_that_is_not_there_is_one_line_and_exit_code_2(tmp_path, live_dsn
         assert running.process.wait(20) == 2
         assert "pyclient: --app nowhere:app: there is no module nowhere" in running.text()
         assert "Traceback" not in running.text()
+
+
+def test_once_works_on_one_job_alone(app, live_dsn, jobs):
+    @app.job("x")
+    async def x() -> None: ...
+
+    one, other, future = app.enqueue("x"), app.enqueue("x"), app.enqueue("x", due_at=timedelta(hours=1))
+    unknown = app.enqueue("y")
+    run_once = partial(run_due, app, live_dsn)
+    run_once(once=other.job_id)
+    assert (jobs.state(one), jobs.state(other)) == ("scheduled", "completed")
+    for job, why in ((other, "has ended"), (future, "is not due before")):
+        with pytest.raises(errors.JobNotFound, match=why):
+            run_once(once=job.job_id)
+    with pytest.raises(errors.AppNotFound, match="no handler"):
+        run_once(once=unknown.job_id)
+    assert (jobs.one(unknown).state, jobs.one(unknown).attempt) == ("scheduled", 0)
+
+
+def test_a_worker_ticks_when_nobody_else_does(app, live_dsn, jobs):
+    seen = []
+
+    @app.schedule("* * * * * *", timezone="Europe/Brussels", payload={"n": 1})
+    async def every_second(ctx: JobContext, payload: dict[str, Any]) -> None:
+        seen.append((ctx.schedule, ctx.tick_at, payload))
+
+    with in_thread(app, live_dsn):
+        wait_until(lambda: len(seen) >= 2, 15)
+    assert {(schedule, payload["n"]) for schedule, _, payload in seen} == {("every_second", 1)}
+    ticks = [tick for _, tick, _ in seen]
+    assert all(tick is not None and tick.microsecond == 0 for tick in ticks)
+    assert len(set(ticks)) == len(ticks)

@@ -1,0 +1,66 @@
+-- 45 claim_job: scheduled or retrying -> running, for one job by its id: somebody wants to see this one run. Paused
+-- queues and limits hold as for claim_due, and nothing runs early; but no other job is in the way.
+-- Reads: job. Writes: job, queue_bucket. Calls: clock, _open_queue, _check_name, _raise_no_job, _next_token,
+-- attempt_key, _idempotency_key.
+create or replace function almanac.claim_job(
+    queue text, job_id bigint, worker text, lease interval default null)
+    returns almanac.claimed_job
+    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+as $$
+declare
+    v_queue almanac.queue := almanac._open_queue(claim_job.queue, 'work');
+    v_job   almanac.job;
+    v_why   text;
+    v_now   timestamptz;
+begin
+    perform almanac._check_name('a worker', claim_job.worker, 200);
+    if claim_job.lease not between interval '1 second' and interval '30 days' then
+        raise exception using errcode = '22023',
+            message = 'lease must be between 1 second and 30 days',
+            detail  = format('It is %s.', claim_job.lease),
+            hint    = 'Leave it out to use the lease of the job type or the queue.';
+    end if;
+    if v_queue.max_running is not null or v_queue.rate_limit is not null or v_queue.keyed_at is not null then
+        -- The turn of claims on a limited queue, as in claim_due.
+        perform pg_advisory_xact_lock(hashtextextended('almanac.claim_due:' || v_queue.queue, 0));
+    end if;
+    select * into v_job from almanac.job
+     where job.queue = claim_job.queue and job.id = claim_job.job_id
+       for update;
+    v_now := almanac.clock();
+    v_why := case
+        when not found then 'is not waiting: it has ended, or never was'
+        when v_job.state not in ('scheduled', 'retrying') then 'is ' || v_job.state
+        when v_job.due_at > v_now then 'is not due before ' || v_job.due_at
+        when v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now
+            then 'waits in a paused queue'
+        when v_queue.max_running <= (select count(*) from almanac.job
+                                      where job.queue = claim_job.queue and job.state = 'running')
+            then 'has to wait: as many jobs run as the queue allows'
+        when v_queue.max_running_per_key <= (select count(*) from almanac.job
+                                              where job.queue = claim_job.queue and job.state = 'running'
+                                                and job.concurrency_key = v_job.concurrency_key)
+            then 'has to wait: its concurrency_key is busy'
+    end;
+    if v_why is not null then
+        perform almanac._raise_no_job(claim_job.queue, claim_job.job_id, v_why,
+            'Look it up: select * from almanac.job(queue, job_id);');
+    end if;
+    update almanac.queue_bucket set tokens = greatest(queue_bucket.tokens - 1, 0)
+     where queue_bucket.queue = claim_job.queue;
+    update almanac.job
+       set state = 'running', parked_at = null, attempt = job.attempt + 1,
+           lease_token = almanac._next_token(job.lease_token), leased_by = claim_job.worker, claimed_at = v_now,
+           lease_expires_at = v_now + coalesce(claim_job.lease, job.lease, v_queue.lease)
+     where job.queue = claim_job.queue and job.id = claim_job.job_id
+    returning * into v_job;
+    return row (v_job.queue, v_job.id, v_job.job_type, v_job.payload, v_job.attempt, v_job.max_attempts, v_job.due_at,
+                v_now - v_job.due_at, v_job.lease_token, v_job.lease_expires_at,
+                coalesce(v_job.idempotency_key, almanac._idempotency_key(v_job.queue, v_job.id)),
+                almanac.attempt_key(v_job.id, v_job.attempt, v_job.lease_token), v_job.schedule, v_job.tick_at,
+                v_job.caught_up, v_job.priority, v_job.concurrency_key, v_job.headers, v_job.created_at
+               )::almanac.claimed_job;
+end;
+$$;
+comment on function almanac.claim_job(text, bigint, text, interval) is
+    'Lease one due job by its id to a worker; raises PA003 if it cannot run now.';
