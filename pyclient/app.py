@@ -489,8 +489,9 @@ def _function_shape(handler: Any, *, bound: bool = False) -> tuple[Callable[...,
 
 
 def _hints(handler: Any) -> dict[str, Any]:
+    function = handler if inspect.isroutine(handler) else type(handler).__call__
     try:
-        return typing.get_type_hints(handler, include_extras=True)
+        return typing.get_type_hints(function, include_extras=True)
     except NameError as error:
         raise TypeError(
             f"the annotations of {handler.__qualname__} cannot be read: {error}. Payload types must be importable "

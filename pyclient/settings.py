@@ -3,8 +3,31 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+
+@dataclass(frozen=True)
+class HttpPolicy:
+    """What the handler `http` may call, and how it signs.
+
+    A host on the list may be called wherever it is. Without a list every host on the internet may be, and none inside
+    the network unless `allow_private`.
+    """
+
+    allowed_hosts: tuple[str, ...] = ()
+    allow_private: bool = False
+    secret: str | None = field(default=None, repr=False)
+
+
+def http_policy(environ: Mapping[str, str] = os.environ) -> HttpPolicy:
+    """ALMANAC_HTTP_HOSTS (comma-separated, `*.example.org` for subdomains), ALMANAC_HTTP_PRIVATE=1,
+    ALMANAC_HTTP_SECRET."""
+    return HttpPolicy(
+        allowed_hosts=tuple(host.strip() for host in environ.get("ALMANAC_HTTP_HOSTS", "").split(",") if host.strip()),
+        allow_private=environ.get("ALMANAC_HTTP_PRIVATE", "").lower() in ("1", "true", "yes", "on"),
+        secret=environ.get("ALMANAC_HTTP_SECRET") or None,
+    )
 
 
 @dataclass(frozen=True)

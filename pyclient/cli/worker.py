@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyclient import errors
+from pyclient import errors, settings
 from pyclient.app import Almanac
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def load(names: tuple[str, ...]) -> Almanac:
     combined = Almanac()
     for name in names:
         combined.include(_find(name))
-    builtin(combined)
+    builtin(combined, settings.http_policy())
     return combined
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyclient import __version__, database, errors
 from pyclient.app import Almanac, Job
 from pyclient.context import JobContext
-from pyclient.observe import tracing
+from pyclient.observe import sentry, tracing
 from pyclient.observe.metrics import Metrics
 from pyclient.worker.claiming import Fetcher
 from pyclient.worker.leases import Keeper, exit_at_once
@@ -28,6 +28,8 @@ from pyclient.worker.running import CANCELLED, LOST, STOPPING, Slots, drain
 if TYPE_CHECKING:
     import httpx
 
+    from pyclient.observe.endpoint import Endpoint
+
 logger = logging.getLogger("pyclient.worker")
 
 # How often time-outs are looked at, and how soon after a blocked loop is noticed.
@@ -35,6 +37,8 @@ SWEEP = 0.05
 # Handlers that were cancelled get so long to clean up.
 UNWIND = 1.0
 RESTART = 75
+# An event loop that has not turned for so long is not coming back by itself.
+UNHEALTHY = 30.0
 
 
 class Worker:
@@ -55,6 +59,8 @@ class Worker:
         self._signals = 0
         self._stop_by: float | None = None
         self._restart = False
+        #: Jobs due and waiting, as of the last look; only looked at while somebody can see it.
+        self.due = 0
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -92,6 +98,7 @@ class Worker:
             give_up=self._give_up,
         )
         self.keeper.start()
+        endpoint = self._open_endpoint()
         sweeper = asyncio.create_task(self._sweep())
         reporter = asyncio.create_task(self.outbox.run())
         listener = asyncio.create_task(self.listener.run())
@@ -129,6 +136,8 @@ class Worker:
             self.slots.close()
             await asyncio.to_thread(self.keeper.stop)
             await self._retire()
+            if endpoint is not None:
+                await asyncio.to_thread(endpoint.close)
         logger.info("worker stopped worker=%s completed=%d", self.name, self.metrics.completed)
         return RESTART if self._restart else 0
 
@@ -232,7 +241,44 @@ class Worker:
         return bool(self.slots.buffer)
 
     def _around(self) -> list[Callable[[JobContext], Any]]:
-        return [tracing.span] if tracing.is_recording() else []
+        around: list[Callable[[JobContext], Any]] = []
+        if tracing.is_recording():
+            around.append(tracing.span)
+        if sentry.is_active():
+            around.append(sentry.reported)
+        return around
+
+    # ── for those who look ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _open_endpoint(self) -> "Endpoint | None":
+        if self.options.metrics_port is None:
+            return None
+        from pyclient.observe.endpoint import Endpoint
+
+        port = self.options.metrics_port and self.options.metrics_port + self.options.number
+        endpoint = Endpoint(port, self.metrics, self._gauges, self.trouble)
+        logger.info("metrics and health served port=%d", endpoint.port)
+        return endpoint
+
+    def _gauges(self) -> dict[str, tuple[str, float]]:
+        return {
+            "running": ("Handlers that run now.", self.slots.busy),
+            "buffered": ("Jobs claimed and not yet started.", len(self.slots.buffer)),
+            "due": ("Jobs that are due and wait, in the queues of this worker.", self.due),
+            "unreported": ("Jobs whose end the database does not know yet.", self.outbox.size()),
+            "database_up": ("1 while the database can be reached.", float(self.state.is_up)),
+        }
+
+    def trouble(self) -> str | None:
+        """Why this worker should not be called healthy; None if it should."""
+        silent = time.monotonic() - self.keeper.beat
+        if silent > UNHEALTHY:
+            return f"the event loop has not turned for {silent:.0f} s"
+        if not self.state.is_up:
+            return "the database cannot be reached"
+        if self.stopping:
+            return "stopping"
+        return None
 
     def _report(self, conn: database.Connection) -> None:
         database.report_worker(
@@ -245,6 +291,8 @@ class Worker:
             concurrency=self.options.concurrency,
             running=self.slots.busy,
         )
+        if self.options.metrics_port is not None:
+            self.due = database.count_due(conn, list(self.options.queues))
 
     def _lost(self, jobs: Sequence[JobContext]) -> None:
         for job in jobs:

@@ -86,10 +86,10 @@ class Outbox:
             self._waiting.set_result(None)
 
     def poke_if_full(self) -> None:
-        if self._waiting is not None and self._size() >= FULL:
+        if self._waiting is not None and self.size() >= FULL:
             self.poke()
 
-    def _size(self) -> int:
+    def size(self) -> int:
         return sum(map(len, self.done.values())) + len(self.endings)
 
     async def _wait(self, seconds: float | None) -> None:
@@ -105,11 +105,11 @@ class Outbox:
 
     async def run(self) -> None:
         while True:
-            if not self._size():
+            if not self.size():
                 self.hungry = True
                 await self._wait(None)
                 self.hungry = False
-            if self.is_busy() and self._size() < FULL:
+            if self.is_busy() and self.size() < FULL:
                 await self._wait(GATHER)
             await self.flush()
 
