@@ -74,6 +74,7 @@ class Almanac:
         self.jobs: dict[str, Job] = {}
         self.schedules: dict[tuple[str, str], Schedule] = {}
         self._handlers: dict[Any, str] = {}
+        self._included: list[Almanac] = []
         self._pools = _Pools(lambda: self.dsn)
 
     @property
@@ -84,6 +85,13 @@ class Almanac:
                 "this app has no database", hint="Give Almanac(dsn=...) or set ALMANAC_DSN or DATABASE_URL."
             )
         return found
+
+    def bind(self, dsn: str) -> None:
+        """Use this database unless the app names one itself. A worker does it, so that its handlers can enqueue."""
+        if self._dsn is None:
+            self._dsn = dsn
+        for other in self._included:
+            other.bind(dsn)
 
     # ── declaring ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -171,6 +179,7 @@ class Almanac:
     def include(self, *others: "Almanac") -> "Almanac":
         """Take over the jobs and schedules of other apps; returns this one."""
         for other in others:
+            self._included.append(other)
             for job in other.jobs.values():
                 self._add(job)
             self._handlers.update(other._handlers)

@@ -46,6 +46,12 @@ def load(dsn: str | None = None, environ: Mapping[str, str] = os.environ) -> Set
     return Settings(dsn=_for_libpq(value) if value else None, dsn_source=source, data_dir=_data_dir(environ))
 
 
+def dsn_for_tests(environ: Mapping[str, str] = os.environ) -> str | None:
+    """A server to make databases for tests on; never the one an application works with."""
+    value = environ.get("ALMANAC_TEST_DSN")
+    return _for_libpq(value) if value else None
+
+
 def _for_libpq(dsn: str) -> str:
     """DATABASE_URL is often written for SQLAlchemy, `postgresql+psycopg://`, which libpq does not know."""
     scheme, separator, rest = dsn.partition("://")

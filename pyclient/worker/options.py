@@ -22,6 +22,8 @@ class Options:
     poll: float = 5.0
     #: The same where there are no notifications.
     poll_without_listen: float = 0.5
+    #: Tick when nobody else does.
+    ticks: bool = True
     burst: bool = False
     #: Work on this job alone, then stop.
     once: int | None = None

@@ -47,6 +47,7 @@ class Worker:
     def __init__(self, app: Almanac, dsn: str, options: Options) -> None:
         self.app = app
         self.dsn = dsn
+        app.bind(dsn)
         self.options = options
         # Unique for each process: a restarted worker must not be taken for the one that holds the old leases.
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
@@ -93,7 +94,7 @@ class Worker:
             on_lost=self._lost,
             on_cancel=self._cancelled,
             report=self._report,
-            tick=lambda conn: database.tick_if_stale(conn, worker=self.name),
+            tick=self._tick,
             is_blocking=self._blocking,
             give_up=self._give_up,
         )
@@ -293,6 +294,10 @@ class Worker:
         )
         if self.options.metrics_port is not None:
             self.due = database.count_due(conn, list(self.options.queues))
+
+    def _tick(self, conn: database.Connection) -> None:
+        if self.options.ticks:
+            database.tick_if_stale(conn, worker=self.name)
 
     def _lost(self, jobs: Sequence[JobContext]) -> None:
         for job in jobs:
