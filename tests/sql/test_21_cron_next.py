@@ -1,9 +1,10 @@
 """21 next_run and its relatives: equal to a brute-force oracle everywhere, and on the days the clocks change too."""
 
+import calendar
 import csv
 import itertools
 import random
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -127,6 +128,29 @@ def test_in_utc_it_equals_the_oracle_and_the_libraries_where_they_are_right(db, 
             assert got == next(CronSim(expression.upper(), after)), ("cronsim", expression, after)
             compared["cronsim"] += 1
     assert min(compared.values()) > compared["oracle"] / 10, compared
+
+
+def test_every_day_modifier_selects_the_days_of_the_oracle_in_every_kind_of_month(db):
+    """28 to 31 days, the 1st on each weekday: there is no other month."""
+    months = {
+        (oracle.weekday(first), calendar.monthrange(first.year, first.month)[1]): first
+        for first in (date(year, month, 1) for year in range(2000, 2028) for month in range(1, 13))
+    }
+    assert len(months) == 28
+    doms = [*(f"{n}W" for n in range(1, 32)), "L", *(f"L-{n}" for n in range(1, 31)), "LW"]
+    dows = [*(f"{n}#{k}" for n in range(8) for k in range(1, 6)), *(f"{n}L" for n in range(8))]
+    for expression in [*(f"0 0 {dom} * *" for dom in doms), *(f"0 0 * * {dow}" for dow in dows)]:
+        got = db.one(
+            "select array_agg(almanac._month_days(rule, dow, length) order by n) "
+            "from almanac.parse_cron(%s) as rule, unnest(%s::int[], %s::int[]) with ordinality as m (dow, length, n)",
+            expression,
+            [dow for dow, _ in months],
+            [length for _, length in months],
+        )
+        rule = oracle.Rule(expression)
+        for ((_, length), first), days in zip(months.items(), got, strict=True):
+            want = sum(1 << day for day in range(1, length + 1) if rule.on(first.replace(day=day)))
+            assert days == want, (expression, first)
 
 
 def test_the_two_oracles_agree(db):
