@@ -15,15 +15,18 @@ help:
 
 venv: $(VENV)/.installed
 
-# Made again when pyproject.toml changes, so that a pull that brings a dependency is enough.
-$(VENV)/.installed: pyproject.toml
+# Made again when pyproject.toml changes, so that a pull that brings a dependency is enough. The demo needs a fraction of
+# what the tests need, and whoever tries it is waiting.
+$(VENV)/.installed: EXTRAS := dev
+$(VENV)/.demo: EXTRAS := embedded
+$(VENV)/.installed $(VENV)/.demo: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12 ...")'
 	@echo 'making $(VENV), which takes a minute the first time ...'
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	@touch $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	@touch $(VENV)/.demo $@
 
-demo: venv
+demo: $(VENV)/.demo
 	@$(BIN)/python docs/examples/demo.py
 
 # The second run covers another major version: the functions and tables on the newest PostgreSQL, from the wheel.
