@@ -154,9 +154,11 @@ class Worker:
             self._stop_by = time.monotonic()
         self._wake_up.set()
 
-    def handle_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+    def handle_signals(self, *, supervised: bool) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._signalled)
+        # Ctrl-C reaches the whole group; the supervisor passes it on, and hearing it twice would mean "at once".
+        loop.add_signal_handler(signal.SIGINT, (lambda: None) if supervised else self._signalled)
 
     def _signalled(self) -> None:
         if hasattr(self, "fetcher"):
@@ -422,7 +424,7 @@ def run(app: Almanac, dsn: str, options: Options, *, lifeline: int | None = None
 
     async def main() -> int:
         worker = Worker(app, dsn, options)
-        worker.handle_signals()
+        worker.handle_signals(supervised=lifeline is not None)
         if lifeline is not None:
             loop = asyncio.get_running_loop()
 

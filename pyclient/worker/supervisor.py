@@ -75,6 +75,7 @@ def supervise(count: int, work: Callable[[int, int], int], grace: float) -> int:
                         signal.set_wakeup_fd(old_waker)
                         for number, handler in previous.items():
                             signal.signal(number, handler)
+                        signal.signal(signal.SIGINT, signal.SIG_IGN)
                         for end in (write_end, waker_read, waker_write):
                             os.close(end)
                         _become(work, child.number, read_end)

@@ -1,6 +1,7 @@
 """The worker: what becomes of jobs whose handlers do all the things handlers do."""
 
 import asyncio
+import os
 import signal
 import threading
 import time
@@ -528,3 +529,20 @@ def test_a_worker_ticks_when_nobody_else_does(app, live_dsn, jobs):
     ticks = [tick for _, tick, _ in seen]
     assert all(tick is not None and tick.microsecond == 0 for tick in ticks)
     assert len(set(ticks)) == len(ticks)
+
+
+def test_ctrl_c_is_heard_once_and_handlers_finish(tmp_path, live_dsn, jobs):
+    code = """
+        @app.job("second")
+        async def second() -> str:
+            await asyncio.sleep(1)
+            return "finished"
+    """
+    app = Almanac(live_dsn)
+    with process(tmp_path, live_dsn, code) as running:
+        job = app.enqueue("second")
+        jobs.wait(job, "running")
+        os.killpg(running.process.pid, signal.SIGINT)
+        assert running.process.wait(20) == 0
+    app.close()
+    assert jobs.one(job).result == "finished"
