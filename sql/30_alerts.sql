@@ -21,7 +21,7 @@ comment on function almanac._raise_alert(text, text, text, text, text) is
 -- Writes: alert. Calls: clock.
 create or replace function almanac._clear_alert(alert text, subject text)
     returns void
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = ''
 as $$
 begin
     update almanac.alert a set cleared_at = almanac.clock()

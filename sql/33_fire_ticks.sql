@@ -17,7 +17,8 @@ create or replace function almanac._jitter_of(queue text, name text, jitter inte
 comment on function almanac._jitter_of(text, text, interval) is 'A fixed part of jitter for each queue and name.';
 
 -- 33 _tick_after: the first tick of a schedule strictly after a moment, within starts_at and ends_at; null if none.
--- Calls: _next_run.
+-- A rule always has a next run; one that has none is damaged, and must not look like a schedule that has ended.
+-- Calls: _next_run, _refuse_no_run.
 create or replace function almanac._tick_after(schedule almanac.schedule, after timestamptz)
     returns timestamptz
     language plpgsql immutable set search_path = ''
@@ -31,12 +32,31 @@ begin
         v_tick := almanac._next_run(schedule.rule, schedule.timezone,
                                     greatest(after, schedule.starts_at - interval '1 microsecond'),
                                     schedule.dst_gap, schedule.dst_overlap, schedule.starts_at);
+        if v_tick is null then
+            perform almanac._refuse_no_run(schedule.cron, schedule.timezone);
+        end if;
     end if;
     return case when schedule.ends_at is null or v_tick <= schedule.ends_at then v_tick end;
 end;
 $$;
 comment on function almanac._tick_after(almanac.schedule, timestamptz) is
     'The next tick of a schedule after a moment, or null if there is none.';
+
+-- 33 _local_time: what a clock in a zone shows, or null where the zone is not known any more: a view must not fail
+-- over one row.
+-- Calls: _zone.
+create or replace function almanac._local_time(timezone text, at timestamptz)
+    returns timestamp
+    language plpgsql stable set search_path = ''
+as $$
+begin
+    return at at time zone almanac._zone(timezone);
+exception
+    when invalid_parameter_value then
+        return null;
+end;
+$$;
+comment on function almanac._local_time(text, timestamptz) is 'Local time in a zone; null if there is no such zone.';
 
 -- 33 _fire_ticks: (nothing) -> scheduled, one job for each tick. The caller has recorded the ticks.
 -- Reads: queue, job_type. Writes: job. Calls: clock, _caller, _ring.

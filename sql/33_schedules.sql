@@ -168,7 +168,7 @@ comment on function almanac._settle_ticks(almanac.schedule, text, timestamptz) i
 -- _check_schedule, _clock_changes, _clear_alert, _definition, _learn, _settle_ticks, _tick_after.
 create or replace function almanac._declare(wanted almanac.schedule, action text)
     returns almanac.declared_schedule
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = '' set jit = off set enable_seqscan = off
 as $$
 declare
     v_now     timestamptz := almanac.clock();

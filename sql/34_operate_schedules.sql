@@ -169,7 +169,7 @@ begin
             v_now := v_now + interval '1 microsecond';
         end loop;
         -- Its own key: it is another effect than that of the tick of the same second.
-        perform almanac._fire_ticks(v_schedule, array[v_now], array[v_job], array[v_now], array[false],
+        perform almanac._fire_ticks(v_schedule, array[v_now], array[v_job], array[almanac.clock()], array[false],
                                     array['schedule:' || v_schedule.name || ':triggered:' || v_job]);
         perform almanac._audit('trigger_schedule', v_schedule.queue, v_schedule.name, trigger_schedule.reason, null,
                                jsonb_build_object('job_id', v_job));
@@ -238,7 +238,7 @@ create or replace function almanac.backfill_schedule(
     name text, from_at timestamptz, to_at timestamptz, queue text default null, reason text default null,
     dry_run boolean default false)
     returns almanac.operated_schedule
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer set search_path = '' set jit = off set enable_seqscan = off
 as $$
 declare
     c_limit    constant integer := 10000;

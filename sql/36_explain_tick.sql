@@ -1,8 +1,9 @@
 -- 36 explain_tick: why did it run, or not? Answers for any moment, also one that is no tick, in a sentence.
--- Reads: queue, tick, schedule, schedule_revision. Calls: clock, _find_schedule, _previous_run, _tick_after, _zone.
+-- Reads: queue, tick, schedule, schedule_revision. Calls: clock, _find_schedule, _local_time, _previous_run,
+-- _tick_after.
 create or replace function almanac.explain_tick(name text, at timestamptz, queue text default null)
     returns almanac.explained_tick
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer set search_path = '' set jit = off set enable_seqscan = off
 as $$
 declare
     v_now      timestamptz := almanac.clock();
@@ -71,7 +72,7 @@ begin
                 when explain_tick.at > v_schedule.ends_at then format('The schedule ended at %s.', v_schedule.ends_at)
                 when v_schedule.cron is null then format('The schedule runs once, at %s.', v_schedule.at)
                 else format('That moment (%s in %s) is no tick of "%s"; before it is %s, after it %s.',
-                            explain_tick.at at time zone almanac._zone(v_schedule.timezone), v_schedule.timezone,
+                            almanac._local_time(v_schedule.timezone, explain_tick.at), v_schedule.timezone,
                             v_schedule.cron, coalesce(v_previous::text, 'none'), coalesce(v_next::text, 'none')) end;
         else
             v_why := case

@@ -149,7 +149,7 @@ begin
             if s.overlap <> 'cancel_running' and v_live + v_fired
                >= (case s.overlap when 'queue_one' then 2 else coalesce(s.max_running, 1) end) then
                 v_decision := 'skipped_overlap';
-                v_reason := format('%s of its jobs live', v_live + v_fired);
+                v_reason := 'earlier jobs of it live';
             end if;
         end if;
         if v_decision = 'fired' then
@@ -236,7 +236,7 @@ declare
 begin
     return query
         with due as materialized (
-            select s.ctid as row_id, s.fires, s.max_fires, s.ends_at,
+            select s.ctid as row_id, s.fires, s.max_fires, s.ends_at, s.cron is null as is_once,
                    case when s.cron is not null
                         then almanac._next_run(s.rule, s.timezone, s.next_due_at, s.dst_gap, s.dst_overlap, s.starts_at)
                         end as following,
@@ -257,7 +257,7 @@ begin
                              or due.following > due.ends_at then null else due.following end as next_due_at,
                    case when due.decision = 'fired' then nextval('almanac.job_id_seq') end as job_id
               from due
-             where due.following is null or due.following > v_now
+             where due.following > v_now or due.is_once
         ), advanced as (
             update almanac.schedule s
                set next_due_at = decided.next_due_at, look_at = decided.next_due_at, decided_until = s.next_due_at,
@@ -329,7 +329,7 @@ comment on function almanac._is_passing(text) is 'Whether an SQLSTATE is no faul
 -- Reads: schedule. Calls: clock, _caller, _advance_rows, _decide_ticks, _is_passing, _open_queue, _quarantine, _ring.
 create or replace function almanac.advance_schedule(queue text, name text)
     returns setof almanac.tick
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer set search_path = '' set jit = off set enable_seqscan = off
 as $$
 declare
     v_now      timestamptz := almanac.clock();

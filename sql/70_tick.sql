@@ -2,7 +2,7 @@
 -- Reads: heartbeat. Writes: heartbeat. Calls: clock.
 create or replace function almanac._beat(source text, ticked_by text)
     returns void
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = ''
 as $$
 begin
     update almanac.heartbeat h set ticked_at = almanac.clock(), ticked_by = _beat.ticked_by
@@ -102,7 +102,7 @@ comment on function almanac._watch_zones() is 'Notice a change of zone rules and
 -- Reads: heartbeat. Calls: clock, _beat, _keep_partitions, _prune, _watch_zones.
 create or replace function almanac._keep_house(batch_size integer, ticked_by text)
     returns boolean
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = ''
 as $$
 declare
     v_now timestamptz := almanac.clock();
@@ -121,11 +121,12 @@ end;
 $$;
 comment on function almanac._keep_house(integer, text) is 'Housekeeping, at most once a minute; true if it was done.';
 
--- 70 _tick: one beat: ticks of schedules, expired leases, housekeeping.
+-- 70 _tick: one beat: ticks of schedules, expired leases, housekeeping. Forbidden plans look dear to the planner, and
+-- dear plans get compiled, which takes longer than a whole tick: hence no jit here.
 -- Calls: clock, _advance_due, _beat, _keep_house, reclaim_expired.
 create or replace function almanac._tick(batch_size integer, source text, ticked_by text)
     returns almanac.tick_report
-    language plpgsql volatile set search_path = ''
+    language plpgsql volatile set search_path = '' set jit = off
 as $$
 declare
     v_now    timestamptz := almanac.clock();
@@ -169,7 +170,7 @@ comment on function almanac.tick(integer) is
 -- Reads: heartbeat, alert. Calls: clock, _clear_alert, _raise_alert, _tick.
 create or replace function almanac.tick_if_stale(worker text, stale_after interval default interval '3 seconds')
     returns boolean
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer set search_path = '' set jit = off
 as $$
 declare
     v_now      timestamptz := almanac.clock();

@@ -2,7 +2,7 @@
 -- Reads: heartbeat, queue, job, job_history, schedule, worker. Calls: clock, _pg_cron_state.
 create or replace function almanac.health()
     returns setof almanac.health_check
-    language plpgsql stable security definer set search_path = '' set enable_seqscan = off
+    language plpgsql stable security definer set search_path = '' set jit = off set enable_seqscan = off
 as $$
 declare
     v_now     timestamptz := almanac.clock();

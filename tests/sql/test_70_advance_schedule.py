@@ -1,0 +1,453 @@
+"""70 advance_schedule: one decision for each tick, by the policies, written down."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.jobs import held, refused
+from tests.sql.test_33_schedules import overview, put
+
+START = datetime(2026, 3, 10, 12, 0, 30, tzinfo=UTC)
+MINUTELY = "* * * * *"
+
+
+@pytest.fixture
+def now(clock):
+    clock.freeze(START)
+    return clock
+
+
+def drain(jobs, batch_size=2000):
+    """Tick until nothing is left; everything reported together."""
+    fired = skipped = 0
+    for _ in range(1000):
+        (report,) = jobs.tick(batch_size=batch_size)
+        fired, skipped = fired + report.fired, skipped + report.skipped
+        if not report.more:
+            return fired, skipped
+    raise AssertionError("there is always more")
+
+
+def decisions(jobs, name="daily"):
+    rows = jobs.sql("select decision, count(*) from almanac.tick where schedule = %s group by 1 order by 1", name)
+    return {row.decision: row.count for row in rows}
+
+
+def at(jobs, decision, name="daily"):
+    rows = jobs.sql(
+        "select tick_at from almanac.tick where schedule = %s and decision = %s order by tick_at", name, decision
+    )
+    return [row.tick_at for row in rows]
+
+
+def minutes(first, count):
+    return [datetime(2026, 3, 10, 12, tzinfo=UTC) + timedelta(minutes=first + n) for n in range(count)]
+
+
+def finish(jobs, name="daily"):
+    for job in jobs.claim("default", 100):
+        if job.schedule == name:
+            jobs.complete(**held(job))
+
+
+# ── one tick ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_tick_makes_a_job_a_ledger_row_and_the_next_tick(jobs, now):
+    put(jobs, cron=MINUTELY, payload='{"a": 1}', priority=7, headers='{"trace": "x"}', max_attempts=3)
+    now.advance(seconds=31)
+    (tick,) = jobs.advance_schedule(queue="default", name="daily")
+    assert (tick.tick_at, tick.decision, tick.lateness) == (minutes(1, 1)[0], "fired", timedelta(seconds=1))
+    assert tick.ticked_by == "postgres"
+    job = jobs.row(tick.job_id)
+    assert (job.job_type, job.payload, job.priority, job.max_attempts) == ("report", {"a": 1}, 7, 3)
+    assert (job.schedule, job.tick_at, job.due_at, job.caught_up) == ("daily", tick.tick_at, tick.tick_at, False)
+    assert job.idempotency_key == f"schedule:daily:{int(tick.tick_at.timestamp())}"
+    assert job.headers == {"trace": "x"}
+    assert overview(jobs).next_due_at == minutes(2, 1)[0]
+    assert jobs.advance_schedule(queue="default", name="daily") == []
+    (claimed,) = jobs.claim("default")
+    assert (claimed.tick_at, claimed.schedule, claimed.lateness) == (tick.tick_at, "daily", timedelta(seconds=1))
+
+
+def test_nothing_fires_early(jobs, now):
+    put(jobs, cron=MINUTELY)
+    now.advance(seconds=29.999)
+    assert jobs.advance_schedule(queue="default", name="daily") == []
+    assert jobs.tick()[0].schedules == 0
+    now.advance(seconds=0.001)
+    assert jobs.tick()[0].fired == 1
+
+
+def test_a_schedule_that_does_not_exist_is_an_error(jobs, now):
+    with refused("PA006"):
+        jobs.advance_schedule(queue="default", name="nonesuch")
+    with refused("PA001"):
+        jobs.advance_schedule(queue="nonesuch", name="daily")
+
+
+def test_job_type_and_queue_lend_their_defaults(jobs, now):
+    jobs.put_queue(queue="default", max_attempts=9)
+    jobs.put_job_type(queue="default", job_type="report", lease=timedelta(minutes=7))
+    put(jobs, "a", cron=MINUTELY)
+    put(jobs, "b", cron=MINUTELY, after_schedule="x", within="1 day", gate_closed="wait", gate_wait="1 day")
+    jobs.sql("update almanac.schedule set after_schedule = null, within = null, gate_closed = null, gate_wait = null")
+    now.advance(minutes=1)
+    drain(jobs)
+    assert jobs.sql("select distinct max_attempts, lease from almanac.job") == [(9, timedelta(minutes=7))]
+
+
+def test_jitter_is_the_same_every_time_and_differs_by_name(jobs, now):
+    names = [f"s{n}" for n in range(20)]
+    for name in names:
+        put(jobs, name, cron=MINUTELY, jitter="30 seconds")
+    for _ in range(2):
+        now.advance(minutes=1)
+        drain(jobs)
+    rows = jobs.sql("select schedule, array_agg(distinct due_at - tick_at) as offsets from almanac.job group by 1")
+    assert all(len(row.offsets) == 1 for row in rows)
+    offsets = {row.offsets[0] for row in rows}
+    assert len(offsets) > 15
+    assert all(timedelta(0) <= offset < timedelta(seconds=30) for offset in offsets)
+
+
+def test_a_schedule_ends_after_max_fires(jobs, now):
+    put(jobs, "a", cron=MINUTELY, max_fires=2)
+    put(jobs, "b", cron=MINUTELY, max_fires=3, catch_up="all")
+    for _ in range(4):
+        now.advance(minutes=1)
+        drain(jobs)
+    assert decisions(jobs, "a") == {"fired": 2}
+    assert overview(jobs, "a").status == "finished"
+    assert decisions(jobs, "b") == {"fired": 3}
+    put(jobs, "b", cron=MINUTELY, max_fires=4, catch_up="all")
+    now.advance(minutes=3)
+    drain(jobs)
+    assert decisions(jobs, "b") == {"fired": 4}
+
+
+# ── downtime ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+DAY = 24 * 60
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({"catch_up": "all"}, {"fired": DAY}),
+        ({"catch_up": "latest"}, {"coalesced": DAY - 1, "fired": 1}),
+        ({"catch_up": "none"}, {"skipped_catchup": DAY}),
+        ({"catch_up": "all", "max_age": "1 hour"}, {"fired": 60, "skipped_catchup": DAY - 60}),
+        ({"catch_up": "all", "max_runs": 10}, {"fired": 10, "skipped_catchup": DAY - 10}),
+        ({"catch_up": "all", "max_runs": 90, "max_age": "1 hour"}, {"fired": 60, "skipped_catchup": DAY - 60}),
+        ({"catch_up": "latest", "max_age": "10 seconds"}, {"skipped_catchup": DAY}),
+        ({"catch_up": "latest", "max_age": "1 hour"}, {"coalesced": DAY - 1, "fired": 1}),
+    ],
+    ids=str,
+)
+def test_a_day_of_downtime(jobs, now, options, expected):
+    put(jobs, cron=MINUTELY, **options)
+    now.advance(days=1)
+    # A batch smaller than the backlog: the policy holds over the whole of it all the same.
+    fired, skipped = drain(jobs, batch_size=333)
+    assert (fired, fired + skipped) == (expected.get("fired", 0), DAY)
+    assert decisions(jobs) == expected
+    newest = expected.get("fired", 0)
+    assert at(jobs, "fired") == minutes(1 + DAY - newest, newest)
+    rows = jobs.sql("select tick_at, lateness, decided_at, caught_up from almanac.tick")
+    assert all(row.lateness == row.decided_at - row.tick_at and row.decided_at == now.now() for row in rows)
+    assert all(row.caught_up for row in rows)
+    live = jobs.claim("default", 2000)
+    assert [job.tick_at for job in live] == minutes(1 + DAY - newest, newest), "in order"
+    assert all(job.caught_up for job in live)
+    assert overview(jobs).next_due_at == minutes(1 + DAY, 1)[0]
+    now.advance(minutes=1)
+    assert drain(jobs) == (1, 0)
+    assert not jobs.one("select caught_up from almanac.tick order by tick_at desc limit 1")
+
+
+def test_pace_spreads_what_is_made_up(jobs, now):
+    put(jobs, cron=MINUTELY, catch_up="all", pace=10, max_age="30 minutes")
+    now.advance(days=1)
+    drain(jobs, batch_size=7)
+    rows = jobs.sql("select tick_at, due_at from almanac.job order by tick_at")
+    assert [row.due_at for row in rows] == [now.now() + timedelta(seconds=6 * n) for n in range(30)]
+    assert [row.tick_at for row in rows] == minutes(1 + DAY - 30, 30)
+    now.advance(minutes=1)
+    assert len(jobs.claim("default", 100)) == 11
+    drain(jobs)
+    (on_time,) = jobs.sql("select due_at, caught_up from almanac.job where tick_at = %s", minutes(DAY + 1, 1)[0])
+    assert (on_time.due_at, on_time.caught_up) == (minutes(DAY + 1, 1)[0], False)
+
+
+@pytest.mark.parametrize("catch_up", ["none", "latest", "all"])
+def test_a_tick_late_by_the_tick_interval_is_no_downtime(jobs, now, catch_up):
+    put(jobs, cron=MINUTELY, catch_up=catch_up)
+    for _ in range(3):
+        now.advance(seconds=60)
+        assert drain(jobs) == (1, 0)
+    now.advance(seconds=89)
+    assert drain(jobs)[1] == 0
+    assert set(decisions(jobs)) == {"fired"}
+
+
+@pytest.mark.parametrize(
+    "night, zone, expected",
+    [
+        # 02:00 to 03:00 does not exist: 02:30 runs at 03:00; 24 minus one local hours.
+        ("2026-03-28 12:00+00", "Europe/Berlin", 23),
+        ("2026-10-24 12:00+00", "Europe/Berlin", 25),
+        ("2026-10-03 00:00+00", "Australia/Lord_Howe", None),
+    ],
+)
+def test_downtime_over_the_night_the_clocks_change(jobs, now, night, zone, expected):
+    now.freeze(night)
+    put(jobs, "daily", cron="30 2 * * *", timezone=zone, catch_up="all")
+    put(jobs, "hourly", cron="@hourly", timezone=zone, catch_up="all")
+    now.advance(days=2)
+    drain(jobs)
+    for name, cron in [("daily", "30 2 * * *"), ("hourly", "@hourly")]:
+        chain = jobs.sql("select r from almanac.next_runs(%s, %s, %s::timestamptz, 60) r", cron, zone, night)
+        assert at(jobs, "fired", name) == [row.r for row in chain if row.r <= now.now()]
+    assert decisions(jobs, "daily") == {"fired": 2}
+    if expected:
+        day = "tick_at at time zone 'Europe/Berlin'"
+        counts = jobs.sql(
+            f"select ({day})::date as d, count(*) as n from almanac.tick where schedule = 'hourly' group by 1 order by 1"
+        )
+        assert counts[1].n == expected
+
+
+@pytest.mark.parametrize(
+    "night, expected",
+    [("2026-03-29 00:00+00", "2026-03-29T01:00:00+00:00"), ("2026-10-25 00:00+00", "2026-10-25T00:30:00+00:00")],
+)
+def test_the_clock_runs_through_the_night(jobs, now, night, expected):
+    now.freeze(night)
+    put(jobs, "daily", cron="30 2 * * *", timezone="Europe/Berlin")
+    put(jobs, "half", cron="*/30 * * * *", timezone="Europe/Berlin")
+    for _ in range(18):
+        now.advance(minutes=10)
+        drain(jobs)
+    assert [tick.isoformat() for tick in at(jobs, "fired", "daily")] == [expected]
+    assert decisions(jobs, "half") == {"fired": 6}
+
+
+def test_the_clock_may_step_back_and_forth(jobs, now):
+    put(jobs, cron=MINUTELY, catch_up="all")
+    now.advance(minutes=5)
+    drain(jobs)
+    for minutes_back in (1, 3, 120):
+        now.advance(minutes=-minutes_back)
+        drain(jobs)
+        put(jobs, cron=MINUTELY, catch_up="all")
+        now.advance(minutes=minutes_back)
+        drain(jobs)
+    assert decisions(jobs) == {"fired": 5}
+    now.advance(hours=4)
+    drain(jobs)
+    assert decisions(jobs) == {"fired": 245}
+
+
+def test_a_tick_does_not_fire_again_after_the_ledger_is_pruned(jobs, now):
+    put(jobs, cron=MINUTELY, catch_up="all")
+    now.advance(minutes=5)
+    drain(jobs)
+    jobs.sql("delete from almanac.tick")
+    now.advance(minutes=-5)
+    drain(jobs)
+    now.advance(minutes=5)
+    drain(jobs)
+    assert jobs.one("select count(*) from almanac.job") == 5
+
+
+def test_the_ledger_alone_keeps_a_tick_from_firing_twice(jobs, now):
+    """The high-water mark is pushed back by hand: the key of the ledger still holds."""
+    put(jobs, cron=MINUTELY, catch_up="all")
+    now.advance(minutes=5)
+    drain(jobs)
+    jobs.sql(
+        """update almanac.schedule set decided_until = decided_until - interval '3 minutes',
+                  next_due_at = next_due_at - interval '3 minutes', look_at = look_at - interval '3 minutes'"""
+    )
+    assert drain(jobs)[0] == 0
+    assert jobs.one("select count(*) from almanac.job") == 5
+    jobs.sql(
+        """update almanac.schedule set decided_until = decided_until - interval '1 minutes',
+                  next_due_at = next_due_at - interval '1 minutes', look_at = look_at - interval '1 minutes'"""
+    )
+    assert jobs.advance_schedule(queue="default", name="daily") == []
+    assert (jobs.one("select count(*) from almanac.job"), overview(jobs).next_due_at) == (5, minutes(6, 1)[0])
+
+
+# ── overlap ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_overlap_allow_fires_whatever_runs(jobs, now):
+    put(jobs, cron=MINUTELY)
+    for _ in range(3):
+        now.advance(minutes=1)
+        drain(jobs)
+    assert decisions(jobs) == {"fired": 3}
+
+
+@pytest.mark.parametrize("options", [{"overlap": "skip"}, {"overlap": "allow", "max_running": 1}], ids=str)
+def test_overlap_skip_waits_for_the_end_of_the_last_one(jobs, now, options):
+    put(jobs, cron=MINUTELY, **options)
+    for _ in range(3):
+        now.advance(minutes=1)
+        drain(jobs)
+    assert decisions(jobs) == {"fired": 1, "skipped_overlap": 2}
+    finish(jobs)
+    now.advance(minutes=1)
+    drain(jobs)
+    assert decisions(jobs) == {"fired": 2, "skipped_overlap": 2}
+
+
+def test_max_running_counts_every_live_job(jobs, now):
+    put(jobs, cron=MINUTELY, overlap="skip", max_running=2, catch_up="all")
+    now.advance(minutes=10)
+    drain(jobs)
+    assert decisions(jobs) == {"fired": 2, "skipped_overlap": 8}
+    assert at(jobs, "fired") == minutes(1, 2)
+
+
+def test_queue_one_runs_one_and_keeps_one(jobs, now):
+    put(jobs, cron=MINUTELY, overlap="queue_one")
+    for _ in range(4):
+        now.advance(minutes=1)
+        drain(jobs)
+    assert decisions(jobs) == {"fired": 2, "skipped_overlap": 2}
+    (first,) = jobs.claim("default", 10)
+    assert first.tick_at == minutes(1, 1)[0]
+    assert jobs.claim("default", 10) == []
+    jobs.complete(**held(first))
+    (second,) = jobs.claim("default", 10)
+    assert second.tick_at == minutes(2, 1)[0]
+
+
+def test_cancel_running_makes_room(jobs, now):
+    put(jobs, cron=MINUTELY, overlap="cancel_running")
+    now.advance(minutes=1)
+    drain(jobs)
+    (first,) = jobs.claim("default", 10)
+    now.advance(minutes=1)
+    drain(jobs)
+    assert jobs.row(first.job_id).cancel_requested_by == "tick"
+    assert jobs.claim("default", 10) == [], "the second waits until the first has let go"
+    now.advance(minutes=1)
+    drain(jobs)
+    assert jobs.one("select count(*) from almanac.job_history where state = 'cancelled'") == 1
+    jobs.release(**held(first))
+    (third,) = jobs.claim("default", 10)
+    assert third.tick_at == minutes(3, 1)[0]
+    assert decisions(jobs) == {"fired": 3}
+
+
+def test_cancel_running_after_downtime_makes_one_job(jobs, now):
+    put(jobs, cron=MINUTELY, overlap="cancel_running", catch_up="all")
+    now.advance(minutes=10)
+    drain(jobs)
+    assert decisions(jobs) == {"coalesced": 9, "fired": 1}
+    assert jobs.one("select tick_at from almanac.job") == minutes(10, 1)[0]
+
+
+# ── gates ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_closed_gate_skips_and_an_open_one_lets_through(jobs, now):
+    put(jobs, "extract", cron="0 * * * *")
+    put(jobs, "load", cron=MINUTELY, after_schedule="extract", within="5 minutes")
+    now.advance(minutes=1)
+    drain(jobs)
+    assert decisions(jobs, "load") == {"skipped_gate": 1}
+    jobs.trigger_schedule(name="extract")
+    now.advance(minutes=1)
+    drain(jobs)
+    assert decisions(jobs, "load") == {"skipped_gate": 2}, "it runs, but has not succeeded"
+    finish(jobs, "extract")
+    now.advance(minutes=1)
+    drain(jobs)
+    assert decisions(jobs, "load") == {"fired": 1, "skipped_gate": 2}
+    now.advance(minutes=5)
+    drain(jobs)
+    assert decisions(jobs, "load")["fired"] == 1
+
+
+def test_a_tick_waits_at_a_gate_for_so_long(jobs, now):
+    put(jobs, "extract", cron="0 0 * * *")
+    put(jobs, "load", cron="5 * * * *", after_schedule="extract", within="2 hours", gate_wait="30 minutes")
+    now.freeze("2026-03-10 12:05:01+00")
+    drain(jobs)
+    assert (decisions(jobs, "load"), overview(jobs, "load").status) == ({}, "waiting for its gate")
+    assert jobs.one("select look_at from almanac.schedule where name = 'load'") == now.now() + timedelta(seconds=5)
+    now.advance(minutes=20)
+    drain(jobs)
+    jobs.trigger_schedule(name="extract")
+    finish(jobs, "extract")
+    now.advance(seconds=5)
+    drain(jobs)
+    (tick,) = jobs.sql("select * from almanac.tick where schedule = 'load'")
+    assert (tick.decision, tick.caught_up, tick.tick_at) == ("fired", False, datetime(2026, 3, 10, 12, 5, tzinfo=UTC))
+    now.freeze("2026-03-10 16:05:00+00")
+    drain(jobs)
+    now.freeze("2026-03-10 16:34:59+00")
+    drain(jobs)
+    assert overview(jobs, "load").status == "waiting for its gate"
+    now.advance(seconds=6)
+    drain(jobs)
+    assert (
+        jobs.one("select decision from almanac.tick where schedule = 'load' order by tick_at desc limit 1")
+        == "skipped_gate"
+    )
+    assert overview(jobs, "load").status == "active"
+
+
+# ── trouble ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "timezone = 'Mars/Phobos'",
+        "rule = null",
+        "rule.month_mask = 0",
+        "cron = '@every 0s', rule = row(null, null, null, null, null, null, null, null, null, null, null, null, null, 0)",
+        "jitter = '1000000000 days'",
+    ],
+)
+def test_one_bad_schedule_does_not_stop_the_others(jobs, now, own_database, damage):
+    for n in range(20):
+        put(jobs, f"s{n:02}", cron="@every 60s" if n % 3 else MINUTELY)
+    jobs.sql("alter table almanac.schedule drop constraint schedule_jitter_is_sane")
+    jobs.sql(f"update almanac.schedule set {damage} where name = 's06'")
+    now.advance(minutes=1)
+    (report,) = jobs.tick()
+    assert (report.fired, report.broken) == (19, 1)
+    row = overview(jobs, "s06")
+    assert (row.status, row.paused_by, row.next_due_at is not None) == ("broken", "tick", True)
+    assert row.error
+    assert [a.subject for a in jobs.alerts() if a.alert == "schedule_broken"] == ["default/s06"]
+    assert jobs.one("select count(*) from almanac.audit where action = 'quarantine' and subject = 's06'") == 1
+    now.advance(minutes=1)
+    (report,) = jobs.tick()
+    assert (report.schedules, report.fired, report.broken) == (19, 19, 0), "no hot loop"
+    # Correcting it ends the quarantine.
+    put(jobs, "s06", cron="0 * * * *")
+    assert (overview(jobs, "s06").status, overview(jobs, "s06").error) == ("active", None)
+    assert not [a for a in jobs.alerts() if a.alert == "schedule_broken"]
+
+
+def test_a_bad_schedule_advanced_alone_is_set_aside(jobs, now):
+    put(jobs, cron=MINUTELY)
+    jobs.sql("update almanac.schedule set timezone = 'Mars/Phobos'")
+    now.advance(minutes=1)
+    assert jobs.advance_schedule(queue="default", name="daily") == []
+    assert overview(jobs).status == "broken"
+    with refused("22023"):
+        jobs.resume_schedule(name="daily")
+    jobs.sql("update almanac.schedule set timezone = 'UTC'")
+    jobs.resume_schedule(name="daily")
+    now.advance(minutes=1)
+    drain(jobs)
+    assert decisions(jobs) == {"fired": 1, "skipped_paused": 1}
