@@ -45,6 +45,7 @@ class Feed:
         self.marked_until = 0.0
         self.awake_since: float | None = None
         self.trouble: str | None = None
+        self.is_empty = False
 
     def ring(self) -> None:
         self.idle_until = 0.0
@@ -93,6 +94,7 @@ class Fetcher:
         self.stopping = False
         self._waiting: asyncio.Future[None] | None = None
         self._ahead = 0
+        self._finished = 0
         self._window_began = time.monotonic()
         self._window_finished = 0
         slots.on_room = self.poke
@@ -127,16 +129,29 @@ class Fetcher:
                 await self._wait(None)
                 continue
             now = time.monotonic()
-            ready = [feed for feed in self.feeds if feed.idle_until <= now]
+            if self.options.burst:
+                if not (ready := self._not_empty()):
+                    if not self.held:
+                        return
+                    await self._wait(PAUSES[-1])
+                    continue
+            else:
+                ready = [feed for feed in self.feeds if feed.idle_until <= now]
             if not ready:
-                if self.options.burst and not self.held:
-                    return
                 await self._wait(min(feed.idle_until for feed in self.feeds) - now)
                 continue
             for feed, size in shares(ready, room):
                 if self.stopping:
                     break
                 feed.served += await self._look(feed, size) / feed.weight
+
+    def _not_empty(self) -> list[Feed]:
+        """For --burst: the feeds that have not been found empty since a handler last ended; it may have enqueued."""
+        if self.slots.finished != self._finished:
+            self._finished = self.slots.finished
+            for feed in self.feeds:
+                feed.is_empty = False
+        return [feed for feed in self.feeds if not feed.is_empty]
 
     async def _wait(self, seconds: float | None) -> None:
         loop = asyncio.get_running_loop()
@@ -194,6 +209,7 @@ class Fetcher:
             logger.error("cannot claim queue=%s error=%r", feed.queue, reason)
             feed.trouble = reason
         feed.idle_until = time.monotonic() + self.options.poll
+        feed.is_empty = True
 
     def _stopped(self) -> bool:
         return self.stopping
@@ -260,7 +276,7 @@ class Fetcher:
                 feed.idle_until = 0.0
                 return
         if self.options.burst:
-            feed.idle_until = now + PAUSES[-1]
+            feed.is_empty = not claimed
             return
         if not self.is_heard():
             feed.idle_until = now + min(self.options.poll_without_listen, PAUSES[0] * 2**feed.looks)
