@@ -25,6 +25,8 @@ class Services(Protocol):
 
     def connection(self) -> AbstractContextManager[database.Connection]: ...
     def connection_async(self) -> AbstractAsyncContextManager[database.AsyncConnection]: ...
+    @property
+    def name(self) -> str: ...
     def http_transport(self) -> "httpx.BaseTransport": ...
     def http_transport_async(self) -> "httpx.AsyncBaseTransport": ...
 
@@ -129,6 +131,11 @@ class JobContext:
     @property
     def concurrency_key(self) -> str | None:
         return self._row[Claimed.CONCURRENCY_KEY]  # type: ignore[no-any-return]
+
+    @property
+    def worker(self) -> str:
+        """The worker that runs it."""
+        return self._claim.services.name
 
     # ── when ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -23,6 +23,7 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
             "job_type": job.job_type,
             "queue": job.queue,
             "attempt": f"{job.attempt}/{job.max_attempts}",
+            "worker": job.worker,
             "lateness": round(job.lateness.total_seconds(), 3),
         }
         if job.started_at is not None:

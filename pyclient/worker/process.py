@@ -54,7 +54,7 @@ class Worker:
         self.metrics = Metrics()
         self.state = State()
         self.held: set[JobContext] = set()
-        self.services = _Services(dsn, options.concurrency)
+        self.services = _Services(self.name, dsn, options.concurrency)
         self.started_at = time.time()
         self.stopping = False
         self._signals = 0
@@ -62,6 +62,7 @@ class Worker:
         self._restart = False
         #: Jobs due and waiting, as of the last look; only looked at while somebody can see it.
         self.due = 0
+        self.endpoint: Endpoint | None = None
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -99,7 +100,7 @@ class Worker:
             give_up=self._give_up,
         )
         self.keeper.start()
-        endpoint = self._open_endpoint()
+        self.endpoint = self._open_endpoint()
         sweeper = asyncio.create_task(self._sweep())
         reporter = asyncio.create_task(self.outbox.run())
         listener = asyncio.create_task(self.listener.run())
@@ -137,8 +138,8 @@ class Worker:
             self.slots.close()
             await asyncio.to_thread(self.keeper.stop)
             await self._retire()
-            if endpoint is not None:
-                await asyncio.to_thread(endpoint.close)
+            if self.endpoint is not None:
+                await asyncio.to_thread(self.endpoint.close)
         logger.info("worker stopped worker=%s completed=%d", self.name, self.metrics.completed)
         return RESTART if self._restart else 0
 
@@ -362,7 +363,8 @@ class Worker:
 class _Services:
     """What handlers borrow: connections and HTTP transports, opened when the first one asks."""
 
-    def __init__(self, dsn: str, size: int) -> None:
+    def __init__(self, name: str, dsn: str, size: int) -> None:
+        self.name = name
         self.dsn = dsn
         self.size = min(max(size, 1), 20)
         self._lock = threading.Lock()
