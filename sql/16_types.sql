@@ -75,3 +75,9 @@ create type almanac.claim_memory as (
     look_back_cost   interval
 );
 comment on type almanac.claim_memory is 'Where the last claim of this session stopped, per priority.';
+
+create type almanac.metric as (metric text, queue text, value double precision);
+comment on type almanac.metric is 'One figure for a monitoring system; queue is null for those of the whole database.';
+comment on column almanac.metric.metric is 'What is measured, with its unit in the name.';
+comment on column almanac.metric.queue is 'The queue it belongs to, if one.';
+comment on column almanac.metric.value is 'The figure.';

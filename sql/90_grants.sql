@@ -58,5 +58,5 @@ grant select on
     to almanac_operator, almanac_observer, almanac_admin;
 
 -- Those who look: is it well, and why did it (not) run?
-grant execute on function almanac.explain_tick, almanac.health, almanac.alerts
+grant execute on function almanac.explain_tick, almanac.health, almanac.alerts, almanac.metrics
     to almanac_operator, almanac_observer, almanac_worker, almanac_admin;

@@ -70,6 +70,7 @@ $$;
 \ir 80_views.sql
 \ir 81_health.sql
 \ir 82_schedule_views.sql
+\ir 83_metrics.sql
 
 \ir 90_grants.sql
 

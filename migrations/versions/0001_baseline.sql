@@ -862,6 +862,12 @@ create type almanac.claim_memory as (
 );
 comment on type almanac.claim_memory is 'Where the last claim of this session stopped, per priority.';
 
+create type almanac.metric as (metric text, queue text, value double precision);
+comment on type almanac.metric is 'One figure for a monitoring system; queue is null for those of the whole database.';
+comment on column almanac.metric.metric is 'What is measured, with its unit in the name.';
+comment on column almanac.metric.queue is 'The queue it belongs to, if one.';
+comment on column almanac.metric.value is 'The figure.';
+
 -- from 17_schedule_types.sql
 -- 17 schedule types: the rows that functions on schedules return. Callers name columns, so new ones go to the end.
 
