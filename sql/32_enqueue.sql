@@ -3,6 +3,8 @@
 -- or when the job behind it is gone. The primary key of dedup decides, not a look-up: of two sessions that want one
 -- key, the second waits for the first and then sees it taken. Whether a holder is gone is asked in a statement of its
 -- own, after its row is locked: the one that waited has a snapshot from before the holder's job was there.
+-- Key by key in one order, each settled before the next, so that two batches with keys in common wait for each other
+-- instead of deadlocking; and a key that is held is not locked, so that whoever finishes its job does not wait for us.
 -- Reads: dedup, job, job_history. Writes: dedup. Calls: clock.
 create or replace function almanac._take_dedup_keys(
     queue text, dedup_keys text[], job_ids bigint[], held_until timestamptz)
@@ -11,49 +13,48 @@ create or replace function almanac._take_dedup_keys(
 as $$
 declare
     v_now     timestamptz := almanac.clock();
-    v_taken   bigint;
-    v_free    text[];
-    v_holders bigint[];
+    v_key     text;
+    v_job_id  bigint;
+    v_at      integer;
+    v_before  text;
+    v_holder  bigint;
+    v_holders bigint[] := array_fill(null::bigint, array[coalesce(cardinality(_take_dedup_keys.dedup_keys), 0)]);
 begin
-    loop
-        -- Sorted, so that two batches with keys in common wait for each other instead of deadlocking; and a key that
-        -- is held is not locked, so that whoever finishes its job does not wait for us.
-        insert into almanac.dedup (queue, dedup_key, job_id, held_until)
-        select distinct on (k.dedup_key) _take_dedup_keys.queue, k.dedup_key, k.job_id, _take_dedup_keys.held_until
-          from unnest(_take_dedup_keys.dedup_keys, _take_dedup_keys.job_ids) as k (dedup_key, job_id)
+    for v_key, v_job_id, v_at in
+        select k.dedup_key, k.job_id, k.n
+          from unnest(_take_dedup_keys.dedup_keys, _take_dedup_keys.job_ids) with ordinality as k (dedup_key, job_id, n)
          where k.dedup_key is not null
          order by k.dedup_key, k.job_id
-        on conflict on constraint dedup_pkey do nothing;
-        get diagnostics v_taken = row_count;
-        if v_taken = cardinality(_take_dedup_keys.dedup_keys) then
-            return _take_dedup_keys.job_ids;
+    loop
+        if v_key is distinct from v_before then
+            loop
+                v_holder := v_job_id;
+                insert into almanac.dedup (queue, dedup_key, job_id, held_until)
+                values (_take_dedup_keys.queue, v_key, v_job_id, _take_dedup_keys.held_until)
+                on conflict on constraint dedup_pkey do nothing;
+                exit when found;
+                perform from almanac.dedup d
+                  where d.queue = _take_dedup_keys.queue and d.dedup_key = v_key
+                    and (d.held_until <= v_now
+                         or not exists (select from almanac.job where job.queue = d.queue and job.id = d.job_id))
+                    for update;
+                if found then
+                    update almanac.dedup d set job_id = v_job_id, held_until = _take_dedup_keys.held_until
+                     where d.queue = _take_dedup_keys.queue and d.dedup_key = v_key
+                       and (d.held_until <= v_now
+                            or (not exists (select from almanac.job where job.queue = d.queue and job.id = d.job_id)
+                                and (d.held_until is null
+                                     or not exists (select from almanac.job_history h
+                                                     where h.queue = d.queue and h.id = d.job_id))));
+                end if;
+                select d.job_id into v_holder from almanac.dedup d
+                 where d.queue = _take_dedup_keys.queue and d.dedup_key = v_key;
+                exit when found;
+                -- The holder finished between two statements: the key is free, try again.
+            end loop;
+            v_before := v_key;
         end if;
-        select array_agg(free.dedup_key) into v_free
-          from (select d.dedup_key from almanac.dedup d
-                 where d.queue = _take_dedup_keys.queue and d.dedup_key = any (_take_dedup_keys.dedup_keys)
-                   and (d.held_until <= v_now
-                        or not exists (select from almanac.job where job.queue = d.queue and job.id = d.job_id))
-                 order by d.dedup_key
-                   for update) free;
-        if v_free is not null then
-            update almanac.dedup d set job_id = wanted.job_id, held_until = _take_dedup_keys.held_until
-              from (select k.dedup_key, min(k.job_id) as job_id
-                      from unnest(_take_dedup_keys.dedup_keys, _take_dedup_keys.job_ids) as k (dedup_key, job_id)
-                     where k.dedup_key = any (v_free)
-                     group by k.dedup_key) wanted
-             where d.queue = _take_dedup_keys.queue and d.dedup_key = wanted.dedup_key
-               and (d.held_until <= v_now
-                    or (not exists (select from almanac.job where job.queue = d.queue and job.id = d.job_id)
-                        and (d.held_until is null
-                             or not exists (select from almanac.job_history
-                                             where job_history.queue = d.queue and job_history.id = d.job_id))));
-        end if;
-        select array_agg(d.job_id order by k.n) into v_holders
-          from unnest(_take_dedup_keys.dedup_keys) with ordinality as k (dedup_key, n)
-          left join almanac.dedup d on d.queue = _take_dedup_keys.queue and d.dedup_key = k.dedup_key;
-        -- A holder that finished in the meantime has freed its key: try again.
-        exit when not exists (select from unnest(_take_dedup_keys.dedup_keys, v_holders) as k (dedup_key, holder)
-                               where k.dedup_key is not null and k.holder is null);
+        v_holders[v_at] := v_holder;
     end loop;
     return v_holders;
 end;

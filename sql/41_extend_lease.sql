@@ -1,15 +1,46 @@
+-- 41 _lock_jobs: locks jobs by their tokens, in the order of their ids whatever the planner does, so that batches that
+-- overlap wait for each other instead of deadlocking. With alive_at, only those whose lease lives then. Returns where
+-- the rows are, for a statement that comes after and so sees what is there once they are locked, and which of the
+-- given positions they were.
+-- Reads: job.
+create or replace function almanac._lock_jobs(
+    queue text, job_ids bigint[], lease_tokens bigint[], alive_at timestamptz, out jobs tid[], out positions integer[])
+    returns record
+    language plpgsql volatile set search_path = '' set enable_seqscan = off
+as $$
+begin
+    select coalesce(array_agg(held.job order by held.id), '{}'), coalesce(array_agg(held.n order by held.id), '{}')
+      into _lock_jobs.jobs, _lock_jobs.positions
+      from (select distinct on (locked.id) locked.id, locked.job, wanted.n
+              from (select k.job_id, k.lease_token, k.n
+                      from unnest(_lock_jobs.job_ids, _lock_jobs.lease_tokens) with ordinality
+                           as k (job_id, lease_token, n)
+                     order by k.job_id, k.n) wanted
+             cross join lateral (
+                select job.id, job.ctid as job from almanac.job
+                 where job.queue = _lock_jobs.queue and job.id = wanted.job_id and job.lease_token = wanted.lease_token
+                   and (_lock_jobs.alive_at is null
+                        or (job.state = 'running' and job.lease_expires_at > _lock_jobs.alive_at))
+                   for update) locked
+             order by locked.id, wanted.n) held;
+end;
+$$;
+comment on function almanac._lock_jobs(text, bigint[], bigint[], timestamptz) is
+    'Lock jobs of the given tokens in one order; returns their rows and their positions in the arrays.';
+
 -- 41 extend_leases: running -> running, for many jobs in one statement. Jobs whose lease is lost are left out of the
 -- answer. A lease never gets shorter by it, also when the clock was set back.
--- Writes: job. Calls: clock, _open_queue.
+-- Writes: job. Calls: clock, _open_queue, _lock_jobs.
 create or replace function almanac.extend_leases(
     queue text, job_ids bigint[], lease_tokens bigint[], lease interval default null)
     returns setof almanac.extended_lease
     language plpgsql volatile security definer
-    set search_path = '' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set search_path = '' set enable_seqscan = off
 as $$
 declare
     v_queue almanac.queue := almanac._open_queue(extend_leases.queue, 'work');
     v_now   timestamptz := almanac.clock();
+    v_jobs  tid[];
 begin
     if extend_leases.lease not between interval '1 second' and interval '30 days' then
         raise exception using errcode = '22023',
@@ -17,15 +48,12 @@ begin
             detail  = format('It is %s.', extend_leases.lease),
             hint    = 'Leave it out to use the lease of the job type or the queue.';
     end if;
+    v_jobs := (almanac._lock_jobs(extend_leases.queue, extend_leases.job_ids, extend_leases.lease_tokens, v_now)).jobs;
     return query
         update almanac.job
            set lease_expires_at = greatest(
                    job.lease_expires_at, v_now + coalesce(extend_leases.lease, job.lease, v_queue.lease))
-          from (select h.job_id, h.lease_token
-                  from unnest(extend_leases.job_ids, extend_leases.lease_tokens) as h (job_id, lease_token)
-                 order by h.job_id) held
-         where job.queue = extend_leases.queue and job.id = held.job_id and job.lease_token = held.lease_token
-           and job.state = 'running' and job.lease_expires_at > v_now
+         where job.ctid = any (v_jobs)
         returning job.queue, job.id, job.lease_token, job.lease_expires_at, job.cancel_requested_at;
 end;
 $$;

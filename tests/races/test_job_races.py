@@ -116,6 +116,25 @@ def test_claim_passes_over_what_is_being_cancelled(jobs, sessions, clock, ending
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("call", ["complete", "extend_lease", "release"])
+def test_the_holder_waits_for_a_cancel_and_then_goes_on(jobs, sessions, ending, call):
+    a, b = sessions
+    jobs.put()
+    job = jobs.running()
+    a.sql("begin")
+    a.cancel(queue="q", job_id=job.job_id)
+    with Blocked(jobs.conn, b.conn, lambda: getattr(b, call)(**held(job))) as waiting:
+        a.sql(ending)
+    (answer,) = waiting.value()
+    if call == "complete":
+        assert jobs.state(job.job_id) == "completed"
+    elif call == "extend_lease":
+        assert (answer.cancel_requested_at is not None) == (ending == "commit")
+    else:
+        assert answer.state == ("cancelled" if ending == "commit" else "scheduled")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_complete_and_cancel(jobs, sessions, ending):
     a, b = sessions
     jobs.put()
