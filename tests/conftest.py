@@ -228,7 +228,7 @@ def connect(dsn: str) -> Iterator[Callable[..., psycopg.Connection[Any]]]:
 
 
 @pytest.fixture(scope="session")
-def _cron_server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
+def cron_server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
     config = request.config
     choice = servers.Choice(config.getoption("--pg"))
     if reason := choice.why_no_pg_cron():
@@ -242,12 +242,12 @@ def _cron_server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
 
 
 @pytest.fixture
-def cron_dsn(_cron_server: servers.Server) -> str:
+def cron_dsn(cron_server: servers.Server) -> str:
     """The one database of its server where pg_cron lives, as new.
 
     Emptied, not dropped: pg_cron's launcher does not come back once its session has been terminated.
     """
-    dsn = _cron_server.dsn_of(CRON_DATABASE)
+    dsn = cron_server.dsn_of(CRON_DATABASE)
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("drop extension if exists pg_cron cascade")
         conn.execute("drop schema if exists almanac cascade")

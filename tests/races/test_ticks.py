@@ -147,11 +147,11 @@ def test_declaring_from_ten_processes_at_once_makes_one_schedule(conn, clock, co
     barrier = threading.Barrier(10)
 
     def declare(n: int) -> None:
-        for round in range(5):
+        for release in range(5):
             barrier.wait()
             sessions[n].execute(
                 "select almanac.put_schedule('default', 'app', '0 9 * * *', 'x', payload => %s::jsonb)",
-                [f'{{"release": {round}}}'],
+                [f'{{"release": {release}}}'],
             )
 
     assert in_threads(10, declare) == []

@@ -1,6 +1,7 @@
 """34 operate on schedules: each act has one documented outcome, is written down, and can be tried without doing it."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -257,7 +258,7 @@ def test_a_zone_change_across_the_night_the_clocks_change(jobs, now):
 
 # ── all of them ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-ACTS = [
+ACTS: list[tuple[str, dict[str, Any]]] = [
     ("pause_schedule", {}),
     ("resume_schedule", {"catch_up": True}),
     ("trigger_schedule", {}),

@@ -213,7 +213,7 @@ def test_downtime_over_the_night_the_clocks_change(jobs, now, night, zone, expec
     if expected:
         day = "tick_at at time zone 'Europe/Berlin'"
         counts = jobs.sql(
-            f"select ({day})::date as d, count(*) as n from almanac.tick where schedule = 'hourly' group by 1 order by 1"
+            f"select ({day})::date, count(*) from almanac.tick where schedule = 'hourly' group by 1 order by 1"
         )
         assert counts[1].n == expected
 
@@ -412,7 +412,8 @@ def test_a_tick_waits_at_a_gate_for_so_long(jobs, now):
         "timezone = 'Mars/Phobos'",
         "rule = null",
         "rule.month_mask = 0",
-        "cron = '@every 0s', rule = row(null, null, null, null, null, null, null, null, null, null, null, null, null, 0)",
+        "cron = '@every 0s', rule = row(null, null, null, null, null, null, null, null, null, null, null, null, null, "
+        "0)",
         "jitter = '1000000000 days'",
     ],
 )

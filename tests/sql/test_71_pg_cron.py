@@ -1,5 +1,6 @@
 """71 pg_cron: a doorbell, not a clock: losing it delays, never loses."""
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -109,7 +110,7 @@ def test_a_schedule_fires_with_no_worker_and_a_worker_takes_over(cron_jobs, cron
         assert not [alert for alert in jobs.alerts() if alert.alert == "ticker_silent"]
 
     ticks = jobs.sql("select tick_at, count(*) from almanac.tick where schedule = 'often' group by 1 order by 1")
-    gaps = {(b.tick_at - a.tick_at).total_seconds() for a, b in zip(ticks, ticks[1:], strict=False)}
+    gaps = {(b.tick_at - a.tick_at).total_seconds() for a, b in itertools.pairwise(ticks)}
     assert gaps == {5.0}, "none lost"
     assert jobs.one("select count(*) = count(distinct tick_at) from almanac.job"), "none twice"
     assert jobs.one("select count(*) from almanac.job") == len(ticks)
@@ -124,7 +125,8 @@ def test_the_log_of_its_own_runs_is_pruned_and_others_are_left(cron_jobs):
         """insert into cron.job_run_details (jobid, runid, status, start_time, end_time)
            select job, 1000000 + row_number() over (), 'succeeded', at, at
              from unnest(array[%s, 77]) as job,
-                  unnest(array[clock_timestamp() - interval '2 hours', clock_timestamp() - interval '1 minute']) as at""",
+                  unnest(array[clock_timestamp() - interval '2 hours',
+                               clock_timestamp() - interval '1 minute']) as at""",
         mine,
     )
     jobs.sql(
@@ -137,11 +139,11 @@ def test_the_log_of_its_own_runs_is_pruned_and_others_are_left(cron_jobs):
 
 
 @pytest.mark.pg_cron
-def test_pg_cron_in_another_database_is_pointed_to(_cron_server, cron_jobs):
+def test_pg_cron_in_another_database_is_pointed_to(cron_server, cron_jobs):
     cron_jobs.sql("drop database if exists elsewhere with (force)")
     cron_jobs.sql("create database elsewhere")
-    migrate(_cron_server.dsn_of("elsewhere"))
-    with psycopg.connect(_cron_server.dsn_of("elsewhere"), autocommit=True) as conn, refused("PA011") as caught:
+    migrate(cron_server.dsn_of("elsewhere"))
+    with psycopg.connect(cron_server.dsn_of("elsewhere"), autocommit=True) as conn, refused("PA011") as caught:
         conn.execute("select almanac.start_ticking()")
     # The line of the hint does it.
     line = re.search(r"with 1\.4: (select cron\.schedule_in_database\(.*\);)", caught.value.diag.message_hint)
