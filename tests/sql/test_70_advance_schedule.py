@@ -213,7 +213,8 @@ def test_downtime_over_the_night_the_clocks_change(jobs, now, night, zone, expec
     if expected:
         day = "tick_at at time zone 'Europe/Berlin'"
         counts = jobs.sql(
-            f"select ({day})::date, count(*) from almanac.tick where schedule = 'hourly' group by 1 order by 1"
+            f"select ({day})::date as d, count(*) as n "
+            "from almanac.tick where schedule = 'hourly' group by 1 order by 1"
         )
         assert counts[1].n == expected
 
