@@ -75,9 +75,33 @@ begin
     perform almanac._check_name('a schedule', schedule.name, 200);
     perform almanac._check_name('a job type', schedule.job_type, 200);
     perform almanac._check_payload(schedule.payload, max_payload_bytes);
-    if not isfinite(schedule.at) or not isfinite(schedule.starts_at) or not isfinite(schedule.ends_at) then
-        raise exception using errcode = '22023', message = 'at, starts_at and ends_at must be finite times',
-            detail = format('Schedule %s was not changed.', schedule.name), hint = 'Leave them out for no limit.';
+    v_wrong := case
+        when not (isfinite(schedule.at) and isfinite(schedule.starts_at) and isfinite(schedule.ends_at))
+            then 'at, starts_at and ends_at must be finite times'
+        when schedule.kind is distinct from 'job' then 'kind must be job'
+        when schedule.dst_gap not in ('after', 'skip') then 'dst_gap must be after or skip'
+        when schedule.dst_overlap not in ('first', 'second', 'both') then 'dst_overlap must be first, second or both'
+        when schedule.jitter not between interval '0' and interval '7 days' then 'jitter must be between 0 and 7 days'
+        when schedule.max_fires < 1 then 'max_fires must be positive'
+        when schedule.overlap not in ('allow', 'skip', 'queue_one', 'cancel_running')
+            then 'overlap must be allow, skip, queue_one or cancel_running'
+        when schedule.max_running < 1 then 'max_running must be positive'
+        when schedule.catch_up not in ('none', 'latest', 'all') then 'catch_up must be none, latest or all'
+        when schedule.max_age not between interval '1 second' and interval '3650 days'
+            then 'max_age must be between 1 second and 3650 days'
+        when schedule.max_runs not between 1 and 10000 then 'max_runs must be between 1 and 10000'
+        when schedule.pace not between 1 and 60000 then 'pace must be between 1 and 60000 a minute'
+        when schedule.within not between interval '1 second' and interval '3650 days'
+            then 'within must be between 1 second and 3650 days'
+        when schedule.gate_closed not in ('skip', 'wait') then 'gate_closed must be skip or wait'
+        when schedule.gate_wait not between interval '1 second' and interval '366 days'
+            then 'gate_wait must be between 1 second and 366 days'
+        when schedule.max_attempts not between 1 and 1000000 then 'max_attempts must be between 1 and 1000000'
+    end;
+    if v_wrong is not null then
+        raise exception using errcode = '22023', message = v_wrong,
+            detail = format('Schedule %s was not changed.', schedule.name),
+            hint   = 'Correct the argument, or leave it out for the default; see docs/schedules.md.';
     end if;
     if (schedule.cron is null) = (schedule.at is null) then
         v_wrong := 'a schedule has either cron or at';
@@ -289,12 +313,6 @@ begin
         raise notice 'schedule %: % does not exist yet, so its gate stays closed', v_new.name, v_new.after_schedule;
     end if;
     return row (v_new.queue, v_new.name, v_new.next_due_at, v_new.revision, v_created, true)::almanac.declared_schedule;
-exception
-    when check_violation then
-        raise exception using errcode = '22023',
-            message = format('schedule %s cannot be set so', wanted.name),
-            detail  = sqlerrm,
-            hint    = 'See the constraint''s name for what must hold, and docs/schedules.md for the ranges.';
 end;
 $$;
 comment on function almanac._declare(almanac.schedule, text) is

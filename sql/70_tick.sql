@@ -126,7 +126,7 @@ comment on function almanac._keep_house(integer, text) is 'Housekeeping, at most
 -- Calls: clock, _advance_due, _beat, _keep_house, reclaim_expired.
 create or replace function almanac._tick(batch_size integer, source text, ticked_by text)
     returns almanac.tick_report
-    language plpgsql volatile set search_path = '' set jit = off
+    language plpgsql volatile set search_path = '' set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_now    timestamptz := almanac.clock();

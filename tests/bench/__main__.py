@@ -4,7 +4,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterable
 
-from tests.bench import harness, jobs, peers, soak, targets, workers
+from tests.bench import harness, jobs, peers, schedules, soak, targets, workers
 from tests.bench.harness import Bench, Leg
 
 Scenario = Callable[[Bench], Iterable[Leg]]
@@ -17,6 +17,7 @@ SCENARIOS: dict[str, Scenario] = {
     "drain": workers.drains,
     "pickup": workers.pickups,
     "cron": workers.cron_next,
+    "schedules": schedules.run,
     "soak": soak.soak,
 }
 

@@ -91,8 +91,7 @@ def test_revisions_say_who_and_what_and_can_be_reverted_to(jobs, noon):
     put(jobs, cron="0 9 * * *")
     put(jobs, cron="0 10 * * *")
     rows = jobs.sql(
-        "select revision, changed_by, before->>'cron' as b, after->>'cron' as a "
-        "from almanac.schedule_history order by 1"
+        "select revision, changed_by, before->>'cron' b, after->>'cron' a from almanac.schedule_history order by 1"
     )
     assert rows == [(1, "postgres", None, "0 9 * * *"), (2, "postgres", "0 9 * * *", "0 10 * * *")]
     assert jobs.one("select changed from almanac.revert_schedule('daily', 1, dry_run => true)")

@@ -1,0 +1,135 @@
+"""Schedules: claims one at a time by 50 connections, a thousand at a time by one tick, and a tick that finds nothing.
+
+The yardstick for the claims is what the idea amounts to without a ledger, a job, a rule or policies: one narrow table,
+and an UPDATE by name of a row that FOR UPDATE SKIP LOCKED has taken.
+"""
+
+import functools
+import time
+from collections.abc import Iterator
+
+import psycopg
+
+from tests.bench.harness import Bench, Connection, Leg, Measurement, percentile, together
+
+CONNECTIONS = 50
+DUE = 1_000
+#: 1,000 claims are over in a moment: so often, and the time of all of them.
+PASSES = 4
+
+CEILING_TABLE = """
+drop table if exists s;
+create table s (name text primary key, next_run_at timestamptz not null, cron text not null, payload jsonb);
+create index on s (next_run_at);
+insert into s select 's' || n, now(), '* * * * *', '{}' from generate_series(0, %s) n
+"""
+CEILING_CLAIM = """
+update s set next_run_at = next_run_at + interval '1 minute'
+ where name = (select name from s where name = %s and next_run_at <= now() for update skip locked)
+returning name, next_run_at
+"""
+CLAIM = "select tick_at, job_id from almanac.advance_schedule('default', %s)"
+#: Many schedules like the one that put_schedule made, due at the full minute that has just passed.
+COPY = """
+do $$
+declare
+    v_columns text := (select string_agg(quote_ident(attname), ', ') from pg_attribute
+                        where attrelid = 'almanac.schedule'::regclass and attnum > 0 and attname <> 'name');
+begin
+    execute format('insert into almanac.schedule (name, %1$s) select ''s'' || n, %1$s
+                      from almanac.schedule, generate_series(1, {count} - 1) n where name = ''s0''', v_columns);
+    update almanac.schedule
+       set next_due_at = due.at, look_at = due.at, decided_until = due.at - interval '1 second'
+      from (select date_trunc('minute', clock_timestamp()) + {ahead} as at) due;
+end;
+$$
+"""
+
+
+def made(bench: Bench, conn: Connection, count: int, ahead: str = "interval '0'", cron: str = "* * * * *") -> None:
+    conn.execute("truncate almanac.schedule, almanac.tick, almanac.schedule_revision")
+    conn.execute("select almanac.put_schedule('default', 's0', %s, 'noop')", [cron])
+    conn.execute(COPY.format(count=count, ahead=ahead).encode())
+    bench.settle(conn, "almanac.schedule")
+    # What is measured shall not be split by a full minute, at which everything becomes due once more.
+    row = conn.execute("select extract(second from clock_timestamp())").fetchone()
+    if row and row[0] > 45:
+        time.sleep(60 - float(row[0]))
+        conn.execute(
+            """update almanac.schedule set next_due_at = next_due_at + interval '1 minute',
+                      look_at = look_at + interval '1 minute', decided_until = decided_until + interval '1 minute'"""
+        )
+
+
+def loop(statement: str, names: list[list[str]], conn: Connection) -> list[float]:
+    """Claim the share of this connection, one by one; how long each took, in ms."""
+    row = conn.execute("select nextval('pg_temp_share')").fetchone()
+    assert row is not None
+    cursor, took = conn.cursor(binary=True), []
+    for name in names[(row[0] - 1) % len(names)]:
+        began = time.perf_counter()
+        cursor.execute(statement.encode(), [name], prepare=True)
+        assert len(cursor.fetchall()) == 1
+        took.append((time.perf_counter() - began) * 1000)
+    return took
+
+
+def claims(bench: Bench, metric: str) -> Iterator[Measurement]:
+    ours = not metric.startswith("ceiling")
+    dsn = bench.dsn() if ours else bench.bare_dsn("ceiling")
+    shares = [[f"s{n}" for n in range(share, DUE, CONNECTIONS)] for share in range(CONNECTIONS)]
+    seconds, each = 0.0, []
+    for _ in range(PASSES):
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute("drop sequence if exists pg_temp_share; create sequence pg_temp_share")
+            if ours:
+                conn.execute("truncate almanac.job")
+                made(bench, conn, DUE)
+            else:
+                conn.execute((CEILING_TABLE % (DUE - 1)).encode())
+                bench.settle(conn, "s")
+        took, latencies = together(dsn, CONNECTIONS, functools.partial(loop, CLAIM if ours else CEILING_CLAIM, shares))
+        seconds += took
+        each += [latency for share in latencies for latency in share]
+    yield {"metric": metric, "value": PASSES * DUE / seconds, "unit": "schedules/s", "connections": CONNECTIONS}
+    if ours:
+        yield {
+            "metric": "schedule_claim_ms_p99", "value": percentile(each, 0.99), "unit": "ms",
+            "connections": CONNECTIONS,
+        }  # fmt: skip
+
+
+def fanout(bench: Bench, schedules: int = 10_000) -> Iterator[Measurement]:
+    with bench.emptied() as conn:
+        made(bench, conn, schedules)
+        began, more = time.perf_counter(), True
+        while more:
+            row = conn.execute("select more from almanac.tick()").fetchone()
+            more = bool(row and row[0])
+        took = time.perf_counter() - began
+        row = conn.execute("select count(*) from almanac.job").fetchone()
+        assert row == (schedules,), row
+    yield {"metric": "tick_fanout_per_s", "value": schedules / took, "unit": "schedules/s", "schedules": schedules}
+
+
+def idle(bench: Bench, schedules: int = 1_000_000, ticks: int = 200) -> Iterator[Measurement]:
+    with psycopg.connect(bench.dsn("bench_idle"), autocommit=True) as conn:
+        row = conn.execute("select count(*) from almanac.schedule").fetchone()
+        if row != (schedules,):
+            # Birthdays: due over the coming year.
+            made(bench, conn, schedules, "interval '1 day' + random() * interval '364 days'", "0 9 1 1 *")
+        conn.execute("select almanac.tick()")
+        took = []
+        for _ in range(ticks):
+            began = time.perf_counter()
+            row = conn.execute("select schedules from almanac.tick()", prepare=True).fetchone()
+            took.append((time.perf_counter() - began) * 1_000_000)
+            assert row == (0,), row
+    yield {"metric": "tick_idle_us", "value": percentile(took, 0.5), "unit": "us", "schedules": schedules}
+
+
+def run(bench: Bench) -> Iterator[Leg]:
+    yield functools.partial(claims, bench, "ceiling_schedule_claims_per_s")
+    yield functools.partial(claims, bench, "schedule_claims_per_s")
+    yield functools.partial(fanout, bench)
+    yield functools.partial(idle, bench)
