@@ -6,9 +6,7 @@
 -- Reads: job. Calls: clock.
 create or replace function almanac._pick_due(queue almanac.queue, batch_size integer, job_types text[])
     returns tid[]
-    language plpgsql volatile
-    set search_path = '' set datestyle = 'ISO, YMD' set plan_cache_mode = force_generic_plan
-    set enable_seqscan = off set enable_bitmapscan = off
+    language plpgsql volatile set search_path = '' set datestyle = 'ISO, YMD'
 as $$
 declare
     v_now       timestamptz := almanac.clock();
@@ -39,22 +37,24 @@ begin
             v_memory.looked_back_at := v_now;
         end if;
         for v_level in 1 .. cardinality(v_memory.priorities) loop
-            select array_agg(due.ctid), (array_agg(due.due_at))[count(*)], (array_agg(due.id))[count(*)]
-              into v_found, v_due_at, v_id
-              from (select job.ctid, job.due_at, job.id
-                      from almanac.job
-                     where job.queue = (_pick_due.queue).queue
-                       and job.state in ('scheduled', 'retrying') and job.parked_at is null
-                       and job.priority = v_memory.priorities[v_level]
-                       and job.due_at <= v_now
-                       and job.concurrency_key is null
-                       and (_pick_due.job_types is null or job.job_type = any (_pick_due.job_types))
-                       and (job.due_at, job.id) > (v_memory.due_at[v_level], v_memory.id[v_level])
-                     order by job.due_at, job.id
-                     limit _pick_due.batch_size - cardinality(v_jobs)
-                       for update skip locked) due;
-            if v_id is not null then
+            -- array(select ...) rather than aggregates, which take longer to set up than a small batch to lock.
+            v_found := array(
+                select job.ctid
+                  from almanac.job
+                 where job.queue = (_pick_due.queue).queue
+                   and job.state in ('scheduled', 'retrying') and job.parked_at is null
+                   and job.priority = v_memory.priorities[v_level]
+                   and job.due_at <= v_now
+                   and job.concurrency_key is null
+                   and (_pick_due.job_types is null or job.job_type = any (_pick_due.job_types))
+                   and (job.due_at, job.id) > (v_memory.due_at[v_level], v_memory.id[v_level])
+                 order by job.due_at, job.id
+                 limit _pick_due.batch_size - cardinality(v_jobs)
+                   for update skip locked);
+            if v_found <> '{}' then
                 v_jobs := v_jobs || v_found;
+                select job.due_at, job.id into v_due_at, v_id
+                  from almanac.job where job.ctid = v_found[cardinality(v_found)];
                 v_memory.due_at[v_level] := v_due_at;
                 v_memory.id[v_level] := v_id;
                 exit when cardinality(v_jobs) >= _pick_due.batch_size;
@@ -223,9 +223,35 @@ $$;
 comment on function almanac._pick_within_limits(almanac.queue, integer, text[]) is
     'Lock due jobs in claim order within max_running, rate_limit and concurrency keys.';
 
+-- 40 _check_claim: what must hold for the arguments of a claim, said in words.
+-- Calls: _check_name.
+create or replace function almanac._check_claim(worker text, batch_size integer, lease interval)
+    returns void
+    language plpgsql immutable set search_path = ''
+as $$
+begin
+    perform almanac._check_name('a worker', _check_claim.worker, 200);
+    if _check_claim.batch_size is null or _check_claim.batch_size not between 1 and 10000 then
+        raise exception using errcode = '22023',
+            message = 'batch_size must be between 1 and 10000',
+            detail  = format('It is %s.', coalesce(_check_claim.batch_size::text, 'null')),
+            hint    = 'Claim what can be started before the lease ends.';
+    end if;
+    if _check_claim.lease not between interval '1 second' and interval '30 days' then
+        raise exception using errcode = '22023',
+            message = 'lease must be between 1 second and 30 days',
+            detail  = format('It is %s.', _check_claim.lease),
+            hint    = 'Leave it out to use the lease of the job type or the queue.';
+    end if;
+end;
+$$;
+comment on function almanac._check_claim(text, integer, interval) is 'Raises unless a claim can have these arguments.';
+
 -- 40 claim_due: scheduled or retrying -> running. Consumes an attempt and issues a new, larger lease token.
--- Writes: job. Calls: clock, _open_queue, _check_name, _pick_due, _pick_within_limits, _next_token, attempt_key,
--- _idempotency_key.
+-- Every statement and expression here is set up anew in each call, which is most of what a small claim costs: so they
+-- are few, and what is seldom needed is done elsewhere.
+-- Reads: queue. Writes: job. Calls: clock, _open_queue, _check_claim, _pick_due, _pick_within_limits, _next_token,
+-- attempt_key, _idempotency_key.
 create or replace function almanac.claim_due(
     queue text,
     worker text,
@@ -235,36 +261,29 @@ create or replace function almanac.claim_due(
     returns setof almanac.claimed_job
     language plpgsql volatile security definer
     set search_path = '' set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-    v_queue almanac.queue := almanac._open_queue(claim_due.queue, 'work');
+    v_queue almanac.queue;
     v_now   timestamptz;
     v_jobs  tid[];
 begin
-    if claim_due.worker is null or claim_due.worker !~ '\S' or length(claim_due.worker) > 200 then
-        perform almanac._check_name('a worker', claim_due.worker, 200);
+    if claim_due.worker is null or claim_due.worker !~ '\S' or length(claim_due.worker) > 200
+       or claim_due.batch_size is null or claim_due.batch_size not between 1 and 10000
+       or claim_due.lease not between interval '1 second' and interval '30 days' then
+        perform almanac._check_claim(claim_due.worker, claim_due.batch_size, claim_due.lease);
     end if;
-    if claim_due.batch_size is null or claim_due.batch_size not between 1 and 10000 then
-        raise exception using errcode = '22023',
-            message = 'batch_size must be between 1 and 10000',
-            detail  = format('It is %s.', coalesce(claim_due.batch_size::text, 'null')),
-            hint    = 'Claim what can be started before the lease ends.';
+    -- What _open_queue does, without the call where it would only say yes.
+    select * into v_queue from almanac.queue as q where q.queue = claim_due.queue and q.restricted_at is null;
+    if not found then
+        v_queue := almanac._open_queue(claim_due.queue, 'work');
     end if;
-    if claim_due.lease not between interval '1 second' and interval '30 days' then
-        raise exception using errcode = '22023',
-            message = 'lease must be between 1 second and 30 days',
-            detail  = format('It is %s.', claim_due.lease),
-            hint    = 'Leave it out to use the lease of the job type or the queue.';
-    end if;
-    if v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > almanac.clock() then
-        return;
-    end if;
-    if v_queue.max_running is null and v_queue.rate_limit is null and v_queue.keyed_at is null then
-        v_jobs := almanac._pick_due(v_queue, claim_due.batch_size, claim_due.job_types);
-    else
+    if v_queue.max_running is not null or v_queue.rate_limit is not null or v_queue.keyed_at is not null then
         v_jobs := almanac._pick_within_limits(v_queue, claim_due.batch_size, claim_due.job_types);
+    elsif v_queue.paused_at is null or v_queue.paused_until <= almanac.clock() then
+        v_jobs := almanac._pick_due(v_queue, claim_due.batch_size, claim_due.job_types);
     end if;
-    if v_jobs = '{}' then
+    if v_jobs is null or v_jobs = '{}' then
         return;
     end if;
     v_now := almanac.clock();
@@ -279,16 +298,14 @@ begin
                    claimed_at = v_now,
                    lease_expires_at = v_now + coalesce(claim_due.lease, job.lease, v_queue.lease)
              where job.ctid = any (v_jobs)
-            returning job.*
+            returning job.queue, job.id, job.job_type, job.payload::jsonb, job.attempt, job.max_attempts, job.due_at,
+                      v_now - job.due_at, job.lease_token, job.lease_expires_at,
+                      coalesce(job.idempotency_key, almanac._idempotency_key(job.queue, job.id)),
+                      almanac.attempt_key(job.id, job.attempt, job.lease_token),
+                      job.schedule, job.tick_at, job.caught_up, job.priority, job.concurrency_key, job.headers,
+                      job.created_at
         )
-        select claimed.queue, claimed.id, claimed.job_type, claimed.payload, claimed.attempt, claimed.max_attempts,
-               claimed.due_at, v_now - claimed.due_at, claimed.lease_token, claimed.lease_expires_at,
-               coalesce(claimed.idempotency_key, almanac._idempotency_key(claimed.queue, claimed.id)),
-               almanac.attempt_key(claimed.id, claimed.attempt, claimed.lease_token),
-               claimed.schedule, claimed.tick_at, claimed.caught_up, claimed.priority, claimed.concurrency_key,
-               claimed.headers, claimed.created_at
-          from claimed
-         order by claimed.priority desc, claimed.due_at, claimed.id;
+        select * from claimed order by claimed.priority desc, claimed.due_at, claimed.id;
 end;
 $$;
 comment on function almanac.claim_due(text, text, integer, interval, text[]) is

@@ -7,7 +7,7 @@ as $$
 begin
     perform almanac._open_queue(job.queue, 'produce', 'work', 'operate');
     return query
-        select j.queue, j.id, j.job_type, j.state, j.priority, j.due_at, j.payload, j.attempt, j.max_attempts,
+        select j.queue, j.id, j.job_type, j.state, j.priority, j.due_at, j.payload::jsonb, j.attempt, j.max_attempts,
                j.dedup_key, j.concurrency_key,
                coalesce(j.idempotency_key, almanac._idempotency_key(j.queue, j.id)), j.schedule, j.tick_at, j.caught_up,
                j.leased_by, j.claimed_at, j.lease_expires_at, j.cancel_requested_at, j.last_error, null::jsonb,

@@ -1,15 +1,20 @@
 -- 51 complete_many: running -> completed, for many jobs in one statement. Returns the ids that are completed by these
 -- tokens, also those that were so before: a reply can be lost after the commit.
--- Reads: job_history. Calls: clock, _open_queue, _finish, _ring.
+-- Reads: queue, job_history. Calls: clock, _open_queue, _finish, _ring.
 create or replace function almanac.complete_many(
     queue text, job_ids bigint[], lease_tokens bigint[], results jsonb[] default null, external_ids text[] default null)
     returns setof bigint
     language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
 as $$
 declare
-    v_queue    almanac.queue := almanac._open_queue(complete_many.queue, 'work');
+    v_queue    almanac.queue;
     v_finished bigint[];
 begin
+    -- What _open_queue does, without the call where it would only say yes.
+    select * into v_queue from almanac.queue as q where q.queue = complete_many.queue and q.restricted_at is null;
+    if not found then
+        v_queue := almanac._open_queue(complete_many.queue, 'work');
+    end if;
     if cardinality(complete_many.job_ids) <> cardinality(complete_many.lease_tokens)
        or cardinality(complete_many.results) <> cardinality(complete_many.job_ids)
        or cardinality(complete_many.external_ids) <> cardinality(complete_many.job_ids) then
