@@ -1,5 +1,5 @@
 -- 36 explain_tick: why did it run, or not? Answers for any moment, also one that is no tick, in a sentence.
--- Reads: queue, tick, schedule, schedule_revision. Calls: clock, _find_schedule, _local_time, _previous_run,
+-- Reads: queue, tick, schedule, schedule_revision. Calls: clock, _find_schedule, local_time, _previous_run,
 -- _tick_after.
 create or replace function almanac.explain_tick(name text, at timestamptz, queue text default null)
     returns almanac.explained_tick
@@ -72,7 +72,7 @@ begin
                 when explain_tick.at > v_schedule.ends_at then format('The schedule ended at %s.', v_schedule.ends_at)
                 when v_schedule.cron is null then format('The schedule runs once, at %s.', v_schedule.at)
                 else format('That moment (%s in %s) is no tick of "%s"; before it is %s, after it %s.',
-                            almanac._local_time(v_schedule.timezone, explain_tick.at), v_schedule.timezone,
+                            almanac.local_time(v_schedule.timezone, explain_tick.at), v_schedule.timezone,
                             v_schedule.cron, coalesce(v_previous::text, 'none'), coalesce(v_next::text, 'none')) end;
         else
             v_why := case

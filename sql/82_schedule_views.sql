@@ -2,7 +2,7 @@
 
 create or replace view almanac.schedule_overview as
 select s.queue, s.name, s.kind, s.job_type, s.cron, s.at, s.timezone, s.next_due_at,
-       almanac._local_time(s.timezone, s.next_due_at) as next_local,
+       almanac.local_time(s.timezone, s.next_due_at) as next_local,
        case when s.error is not null then 'broken'
             when s.paused_at is not null and coalesce(s.paused_until, 'infinity') > almanac.clock() then 'paused'
             when s.next_due_at is null then 'finished'
@@ -26,7 +26,7 @@ comment on view almanac.schedule_overview is
 
 create or replace view almanac.upcoming_tick as
 select s.queue, s.name as schedule, s.next_due_at as tick_at, s.next_due_at - almanac.clock() as due_in,
-       almanac._local_time(s.timezone, s.next_due_at) as local_time, s.timezone, s.job_type,
+       almanac.local_time(s.timezone, s.next_due_at) as local_time, s.timezone, s.job_type,
        s.paused_at is null or coalesce(s.paused_until <= s.next_due_at, false) as will_fire
   from almanac.schedule s
  where s.look_at is not null;
