@@ -1,6 +1,6 @@
 -- 62 _prune: rows that partitions cannot take with them: those of queues that keep less than the longest-keeping one,
 -- windows of dedup keys that have passed, workers and sleepers that are gone. At most batch_size of each per call.
--- Reads: queue. Writes: job_history, attempt, dedup, sleeper, worker, audit, alert. Calls: clock.
+-- Reads: queue. Writes: job_history, attempt, tick, tick_default, dedup, sleeper, worker, audit, alert. Calls: clock.
 create or replace function almanac._prune(batch_size integer default 1000)
     returns jsonb
     language plpgsql volatile security definer set search_path = ''
@@ -12,6 +12,7 @@ declare
     v_count   integer;
     v_history integer := 0;
     v_attempt integer := 0;
+    v_tick    integer := 0;
     v_dedup   integer;
 begin
     for v_queue in select * from almanac.queue where queue.retention < v_longest order by queue.queue loop
@@ -31,8 +32,20 @@ begin
                for update skip locked);
         get diagnostics v_count = row_count;
         v_attempt := v_attempt + v_count;
-        exit when v_history >= _prune.batch_size or v_attempt >= _prune.batch_size;
+        delete from almanac.tick
+         where (tick.tableoid, tick.ctid) in (
+            select t.tableoid, t.ctid from almanac.tick t
+             where t.queue = v_queue.queue and t.tick_at < v_now - v_queue.retention
+             limit _prune.batch_size - v_tick
+               for update skip locked);
+        get diagnostics v_count = row_count;
+        v_tick := v_tick + v_count;
+        exit when v_history >= _prune.batch_size or v_attempt >= _prune.batch_size or v_tick >= _prune.batch_size;
     end loop;
+    -- Ticks are decided about moments long past, too: those never had a partition of their own.
+    delete from almanac.tick_default
+     where tick_default.ctid = any (array(
+        select t.ctid from almanac.tick_default t where t.tick_at < v_now - v_longest limit _prune.batch_size));
     delete from almanac.dedup
      where dedup.ctid = any (array(
         select d.ctid from almanac.dedup d where d.held_until <= v_now limit _prune.batch_size for update skip locked));
@@ -44,7 +57,7 @@ begin
      where audit.id = any (array(
         select a.id from almanac.audit a where a.at < v_now - greatest(v_longest, interval '365 days')
          order by a.at limit _prune.batch_size));
-    return jsonb_build_object('history', v_history, 'attempts', v_attempt, 'dedup', v_dedup);
+    return jsonb_build_object('history', v_history, 'attempts', v_attempt, 'ticks', v_tick, 'dedup', v_dedup);
 end;
 $$;
 comment on function almanac._prune(integer) is

@@ -331,8 +331,7 @@ comment on function almanac._is_passing(text) is 'Whether an SQLSTATE is no faul
 -- _jitter_of, _next_run, _open_queue, _quarantine, _ring, _zone.
 create or replace function almanac.advance_schedule(queue text, name text)
     returns setof almanac.tick
-    language plpgsql volatile security definer
-    set search_path = '' set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
 as $$
 declare
     v_now   timestamptz := almanac.clock();
@@ -358,45 +357,50 @@ begin
         return;
     end if;
     begin
-        if s.cron is not null and s.overlap = 'allow' and s.max_running is null and s.after_schedule is null
-           and s.max_fires is null and s.ends_at is null and s.paused_at is null and s.moved_to is null
-           and s.backlog_until is null and s.skip_until is null and s.next_due_at >= v_now - almanac._grace() then
-            v_next := almanac._next_run(s.rule, s.timezone, s.next_due_at, s.dst_gap, s.dst_overlap, s.starts_at);
-        end if;
-        if v_next > v_now then
-            v_tick := row (s.queue, s.name, s.next_due_at, 'fired', null, nextval('almanac.job_id_seq'), false, v_now,
-                           v_now - s.next_due_at, almanac._caller())::almanac.tick;
-            insert into almanac.tick select v_tick.*;
-            update almanac.schedule
-               set next_due_at = v_next, look_at = v_next, decided_until = s.next_due_at,
-                   decided_local = s.next_due_at at time zone almanac._zone(s.timezone), fires = s.fires + 1
-             where schedule.queue = s.queue and schedule.name = s.name;
-            select * into v_type from almanac.job_type
-             where job_type.queue = s.queue and job_type.job_type = s.job_type;
-            insert into almanac.job (queue, id, job_type, priority, due_at, payload, max_attempts, lease,
-                                     concurrency_key, idempotency_key, headers, schedule, tick_at, created_at,
-                                     created_by)
-            values (s.queue, v_tick.job_id, s.job_type, s.priority,
-                    s.next_due_at + almanac._jitter_of(s.queue, s.name, s.jitter), s.payload,
-                    coalesce(s.max_attempts, v_type.max_attempts, v_queue.max_attempts), v_type.lease,
-                    s.concurrency_key,
-                    'schedule:' || s.name || ':' || floor(extract(epoch from s.next_due_at))::bigint,
-                    s.headers, s.name, s.next_due_at, v_now, v_tick.ticked_by);
-            perform nextval('almanac.backdated_job_seq');
-            perform almanac._ring(s.queue, v_now);
-            return next v_tick;
-        else
+        if s.cron is null or s.overlap <> 'allow' or s.max_running is not null or s.after_schedule is not null
+           or s.max_fires is not null or s.ends_at is not null or s.paused_at is not null or s.moved_to is not null
+           or s.backlog_until is not null or s.skip_until is not null
+           or s.next_due_at < v_now - almanac._grace() then
             return query select * from almanac._decide_ticks(s, almanac._caller(), 10000);
+            return;
         end if;
+        v_next := almanac._next_run(s.rule, s.timezone, s.next_due_at, s.dst_gap, s.dst_overlap, s.starts_at);
     exception
-        when unique_violation then
-            return query select * from almanac._decide_ticks(s, almanac._caller(), 10000);
         when others then
             if almanac._is_passing(sqlstate) then
                 raise;
             end if;
             perform almanac._quarantine(s, sqlerrm);
+            return;
     end;
+    if v_next > v_now then
+        insert into almanac.tick (queue, schedule, tick_at, decision, job_id, decided_at, lateness, ticked_by)
+        values (s.queue, s.name, s.next_due_at, 'fired', nextval('almanac.job_id_seq'), v_now, v_now - s.next_due_at,
+                almanac._caller())
+        on conflict on constraint tick_pkey do nothing
+        returning * into v_tick;
+    end if;
+    if v_tick.job_id is null then
+        -- Several are due, or the ledger has this one already.
+        return query select * from almanac._decide_ticks(s, almanac._caller(), 10000);
+        return;
+    end if;
+    update almanac.schedule
+       set next_due_at = v_next, look_at = v_next, decided_until = s.next_due_at,
+           decided_local = s.next_due_at at time zone almanac._zone(s.timezone), fires = s.fires + 1
+     where schedule.queue = s.queue and schedule.name = s.name;
+    select * into v_type from almanac.job_type
+     where job_type.queue = s.queue and job_type.job_type = s.job_type;
+    insert into almanac.job (queue, id, job_type, priority, due_at, payload, max_attempts, lease, concurrency_key,
+                             idempotency_key, headers, schedule, tick_at, created_at, created_by)
+    values (s.queue, v_tick.job_id, s.job_type, s.priority,
+            s.next_due_at + almanac._jitter_of(s.queue, s.name, s.jitter), s.payload,
+            coalesce(s.max_attempts, v_type.max_attempts, v_queue.max_attempts), v_type.lease, s.concurrency_key,
+            'schedule:' || s.name || ':' || floor(extract(epoch from s.next_due_at))::bigint,
+            s.headers, s.name, s.next_due_at, v_now, v_tick.ticked_by);
+    perform nextval('almanac.backdated_job_seq');
+    perform almanac._ring(s.queue, v_now);
+    return next v_tick;
 end;
 $$;
 comment on function almanac.advance_schedule(text, text) is

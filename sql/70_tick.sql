@@ -45,6 +45,7 @@ declare
     v_watch    almanac.zone_watch;
     v_schedule almanac.schedule;
     v_tick     timestamptz;
+    v_until    timestamptz;
     v_changed  boolean := false;
     v_moved    integer := 0;
 begin
@@ -67,16 +68,15 @@ begin
                for update
         loop
             begin
-                v_tick := almanac._tick_after(v_schedule, v_schedule.decided_until);
+                v_until := v_schedule.decided_until;
+                v_tick := almanac._tick_after(v_schedule, v_until);
                 while not (v_schedule.rule).is_wildcard and (v_schedule.rule).every_us is null
                       and v_tick at time zone almanac._zone(v_schedule.timezone) <= v_schedule.decided_local loop
+                    v_until := v_tick;
                     v_tick := almanac._tick_after(v_schedule, v_tick);
                 end loop;
                 continue when v_tick is not distinct from v_schedule.next_due_at;
-                update almanac.schedule s set next_due_at = v_tick, look_at = v_tick,
-                       decided_until = case when v_tick is not null
-                                            then greatest(s.decided_until, least(v_tick, v_now) - interval '1 second')
-                                            else s.decided_until end
+                update almanac.schedule s set next_due_at = v_tick, look_at = v_tick, decided_until = v_until
                  where s.queue = v_schedule.queue and s.name = v_schedule.name;
                 v_moved := v_moved + 1;
             exception

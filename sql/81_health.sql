@@ -16,7 +16,8 @@ declare
 begin
     select * into v_beat from almanac.heartbeat h
      where h.source in ('pg_cron', 'worker', 'manual') and h.ticked_by <> 'start_ticking'
-     order by h.ticked_at desc limit 1;
+     -- A beat from the future was written before the clock stepped back.
+     order by h.ticked_at <= v_now desc, h.ticked_at desc limit 1;
     v_age := extract(epoch from v_now - v_beat.ticked_at);
     return next row ('heartbeat',
         case when v_age is null or v_age > 120 then 'critical' when v_age > 10 or v_age < 0 then 'warning'

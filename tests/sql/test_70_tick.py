@@ -1,0 +1,219 @@
+"""70 tick: everything that is due, once; by pg_cron, by a worker, by hand; and who noticed."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.jobs import refused
+from tests.sql.test_33_schedules import overview, put
+from tests.sql.test_70_advance_schedule import MINUTELY, at, decisions, drain, now
+
+__all__ = ["now"]
+
+
+def beats(jobs):
+    return {row.source: row for row in jobs.sql("select * from almanac.heartbeat")}
+
+
+def check(jobs, name):
+    (found,) = [row for row in jobs.health() if row.name == name]
+    return found
+
+
+# ── what a tick does ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_report_says_what_was_done_and_whether_there_is_more(jobs, now):
+    for n in range(5):
+        put(jobs, f"s{n}", cron=MINUTELY)
+    jobs.running("default", lease=timedelta(seconds=10))
+    now.advance(minutes=1)
+    (report,) = jobs.tick(batch_size=3)
+    assert (report.schedules, report.fired, report.skipped, report.broken) == (3, 3, 0, 0)
+    assert (report.reclaimed, report.more, report.ticked_by, report.ticked_at) == (1, True, "postgres", now.now())
+    (report,) = jobs.tick(batch_size=3)
+    assert (report.fired, report.reclaimed, report.more) == (2, 0, False)
+    with refused("22023"):
+        jobs.tick(batch_size=0)
+
+
+def test_a_tick_works_at_every_isolation_level(jobs, now, session):
+    put(jobs, cron=MINUTELY)
+    for level in ("repeatable read", "serializable"):
+        now.advance(minutes=1)
+        other = session(autocommit=False)
+        other.sql(f"set transaction isolation level {level}")
+        assert other.tick()[0].fired == 1
+        other.conn.commit()
+
+
+def test_partitions_are_kept_and_the_ledger_with_them(jobs, now, own_database):
+    put(jobs, cron="0 0 * * *", catch_up="all")
+    now.freeze("2026-04-01 00:00:10+00")
+    drain(jobs)
+    tables = "select tableoid::regclass::text as p, count(*) as n from almanac.tick group by 1"
+    assert {row.p: row.n for row in jobs.sql(tables)}["almanac.tick_20260401"] == 1
+    jobs.put_queue(queue="default", retention=timedelta(days=5))
+    for _ in range(3):
+        now.advance(minutes=2)
+        drain(jobs)
+    oldest = jobs.one("select min(tick_at) from almanac.tick")
+    assert oldest >= now.now() - timedelta(days=5)
+    drain(jobs)
+    assert jobs.one("select count(*) from almanac.job") == 22, "forgotten, not fired again"
+
+
+def test_housekeeping_is_done_once_a_minute(jobs, now):
+    jobs.tick()
+    first = beats(jobs)["housekeeper"].ticked_at
+    now.advance(seconds=30)
+    jobs.tick()
+    assert beats(jobs)["housekeeper"].ticked_at == first
+    now.advance(seconds=31)
+    jobs.tick()
+    assert beats(jobs)["housekeeper"].ticked_at == now.now()
+
+
+# ── who ticks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def stale(jobs, worker="w1"):
+    return jobs.tick_if_stale(worker=worker)[0].tick_if_stale
+
+
+def test_workers_tick_while_nobody_else_does(jobs, now):
+    put(jobs, cron="@every 1s", catch_up="all")
+    assert stale(jobs)
+    assert beats(jobs)["worker"].ticked_by == "w1"
+    now.advance(seconds=0.5)
+    assert not stale(jobs, "w2"), "one of them is enough"
+    now.advance(seconds=0.5)
+    assert stale(jobs, "w2")
+    assert jobs.one("select count(*) from almanac.tick where ticked_by = 'w2'") == 1
+    assert not [alert for alert in jobs.alerts() if alert.alert == "ticker_silent"], "nobody expected pg_cron"
+
+
+def test_somebody_who_ticks_by_hand_counts(jobs, now):
+    jobs.tick()
+    now.advance(seconds=3)
+    assert not stale(jobs)
+    now.advance(seconds=0.1)
+    assert stale(jobs)
+
+
+def test_the_silence_of_pg_cron_is_an_alert_until_it_is_back(jobs, now):
+    jobs.sql("select almanac._tick(100, 'pg_cron', 'pg_cron')")
+    now.advance(seconds=2)
+    assert not stale(jobs)
+    now.advance(seconds=2)
+    assert stale(jobs)
+    now.advance(seconds=1)
+    assert stale(jobs, "w2")
+    (alert,) = [alert for alert in jobs.alerts() if alert.alert == "ticker_silent"]
+    assert (alert.subject, alert.occurrences, alert.severity) == ("pg_cron", 2, "warning")
+    jobs.sql("select almanac._tick(100, 'pg_cron', 'pg_cron')")
+    assert not stale(jobs)
+    assert not [alert for alert in jobs.alerts() if alert.alert == "ticker_silent"]
+    assert jobs.one("select cleared_at from almanac.alert") == now.now()
+
+
+def test_a_beat_from_the_future_does_not_silence_the_workers(jobs, now):
+    jobs.sql("select almanac._tick(100, 'pg_cron', 'pg_cron')")
+    now.advance(hours=-2)
+    assert stale(jobs)
+    assert check(jobs, "heartbeat").status == "ok"
+
+
+# ── zones change their rules ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def rules_were(jobs, next_due_at, decided_until, decided_local):
+    """As if next_due_at had been computed by earlier rules of the zone."""
+    jobs.sql(
+        "update almanac.schedule set next_due_at = %s, look_at = %s, decided_until = %s, decided_local = %s",
+        next_due_at, next_due_at, decided_until, decided_local,
+    )  # fmt: skip
+    jobs.sql("update almanac.zone_watch set offsets = 'as they were'")
+
+
+@pytest.mark.parametrize(
+    "stored, decided, local, expected",
+    [
+        # 9:00 was 07:00 UTC and is 08:00 UTC now: the tick moves along.
+        ("2026-03-11 07:00+00", "2026-03-10 07:00+00", "2026-03-10 09:00", ["2026-03-11T08:00:00+00:00"]),
+        # Today's 9:00 has had its run, at what is now 8:00: it does not get another.
+        ("2026-03-11 07:00+00", "2026-03-10 12:00+00", "2026-03-11 09:00", ["2026-03-12T08:00:00+00:00"]),
+        # 9:00 was 15:00 UTC, and is past already by the new rules: late, but not lost.
+        ("2026-03-10 15:00+00", "2026-03-09 15:00+00", "2026-03-09 09:00", ["2026-03-10T08:00:00+00:00"]),
+    ],
+    ids=["moves along", "not repeated", "not lost"],
+)
+def test_a_change_of_zone_rules_loses_and_repeats_nothing(jobs, now, stored, decided, local, expected):
+    put(jobs, cron="0 9 * * *", timezone="Europe/Berlin")
+    jobs.tick()
+    rules_were(jobs, stored, decided, local)
+    now.advance(hours=1, minutes=1)
+    drain(jobs)
+    assert jobs.one("select after->'schedules_moved' from almanac.audit where action = 'zone_changed'") == 1
+    now.freeze(datetime.fromisoformat(expected[-1]) + timedelta(seconds=1))
+    drain(jobs)
+    assert [tick.isoformat() for tick in at(jobs, "fired")] == expected
+    assert set(decisions(jobs)) == {"fired"}
+
+
+def test_zone_rules_that_stay_move_nothing(jobs, now):
+    put(jobs, cron="0 9 * * *", timezone="Europe/Berlin")
+    before = overview(jobs).next_due_at
+    for _ in range(4):
+        jobs.tick()
+        now.advance(hours=1, minutes=1)
+    assert overview(jobs).next_due_at == before
+    assert jobs.sql("select from almanac.audit where action = 'zone_changed'") == []
+
+
+# ── health ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_health_is_ok_when_all_is_well(jobs, now):
+    put(jobs, cron=MINUTELY)
+    jobs.tick()
+    assert {row.name: row.status for row in jobs.health() if row.status != "ok"} == {}
+    assert jobs.alerts() == []
+
+
+def test_health_names_what_is_wrong(jobs, now):
+    assert check(jobs, "heartbeat").status == "critical"
+    put(jobs, "late", cron=MINUTELY)
+    put(jobs, "off", cron=MINUTELY)
+    jobs.tick()
+    jobs.pause_schedule(name="off")
+    jobs.put("stopped")
+    jobs.pause_queue(queue="stopped")
+    jobs.dead("default")
+    jobs.running("default", lease=timedelta(seconds=5))
+    jobs.add("default")
+    now.advance(hours=2)
+    wrong = {row.name: row.status for row in jobs.health() if row.status != "ok"}
+    assert wrong == {
+        "heartbeat": "critical",
+        "late_schedules": "critical",
+        "oldest_due_job": "critical",
+        "expired_leases": "warning",
+        "dead_jobs": "warning",
+        "paused_queues": "warning",
+        "paused_schedules": "warning",
+    }
+    assert all(row.hint for row in jobs.health() if row.status != "ok")
+    assert {alert.alert for alert in jobs.alerts()} == set(wrong)
+
+
+def test_birthdays_on_the_last_of_february(jobs, now):
+    now.freeze(datetime(2026, 1, 1, tzinfo=UTC))
+    put(jobs, "leap child", cron="0 9 L 2 *", timezone="Asia/Tokyo")
+    seen = []
+    for _ in range(3):
+        due = overview(jobs, "leap child").next_due_at
+        seen.append(due.isoformat())
+        now.freeze(due)
+        drain(jobs)
+    assert seen == ["2026-02-28T00:00:00+00:00", "2027-02-28T00:00:00+00:00", "2028-02-29T00:00:00+00:00"]
