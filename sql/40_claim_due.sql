@@ -111,10 +111,46 @@ $$;
 comment on function almanac._park(almanac.queue, tid[], text[], timestamptz) is
     'Set locked jobs aside until their concurrency_key is free.';
 
--- 40 _pick_within_limits: as _pick_due, for queues with limits. Claims on such a queue take turns, so that two of them
--- cannot both use the last free place. What they count must be what is true when their turn has come, which only a
--- transaction that reads committed data can see.
--- Reads: job, queue_bucket. Writes: queue_bucket. Calls: clock, _open_queue, _park.
+-- 40 _take_turn: claims on a queue with limits take turns, so that two of them cannot both use the last free place.
+-- What they count must be what is true when their turn has come, which only a transaction that reads committed data can
+-- see; and what was changed, paused or restricted while they waited counts too.
+-- Calls: _open_queue.
+create or replace function almanac._take_turn(queue text)
+    returns almanac.queue
+    language plpgsql volatile set search_path = ''
+as $$
+begin
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        raise exception using errcode = '25000',
+            message = 'a queue with limits can only be claimed from at isolation level read committed',
+            detail  = format('Queue %s has limits, and the level is %s.', _take_turn.queue,
+                             current_setting('transaction_isolation')),
+            hint    = 'Begin with: begin isolation level read committed; or set default_transaction_isolation.';
+    end if;
+    perform pg_advisory_xact_lock(hashtextextended('almanac.claim_due:' || _take_turn.queue, 0));
+    return almanac._open_queue(_take_turn.queue, 'work');
+end;
+$$;
+comment on function almanac._take_turn(text) is
+    'Wait until no other claim is at work on a queue with limits; returns the queue as it is then.';
+
+-- 40 _tokens: what is in the bucket of a rate-limited queue at a moment; null if it has none.
+-- Reads: queue_bucket.
+create or replace function almanac._tokens(queue almanac.queue, at timestamptz)
+    returns double precision
+    language sql stable set search_path = ''
+as $$
+    select least((_tokens.queue).rate_limit,
+                 queue_bucket.tokens
+                 + (_tokens.queue).rate_limit
+                   * greatest(extract(epoch from _tokens.at - queue_bucket.refilled_at), 0)::float8
+                   / extract(epoch from (_tokens.queue).rate_interval)::float8)
+      from almanac.queue_bucket where queue_bucket.queue = (_tokens.queue).queue;
+$$;
+comment on function almanac._tokens(almanac.queue, timestamptz) is 'Tokens in the bucket of a rate-limited queue.';
+
+-- 40 _pick_within_limits: as _pick_due, for queues with limits.
+-- Reads: job. Writes: queue_bucket. Calls: clock, _take_turn, _tokens, _park.
 create or replace function almanac._pick_within_limits(queue almanac.queue, batch_size integer, job_types text[])
     returns tid[]
     language plpgsql volatile set search_path = '' set enable_seqscan = off
@@ -135,17 +171,8 @@ declare
     v_busy    tid[];
     v_passed  integer := 0;
 begin
-    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-        raise exception using errcode = '25000',
-            message = 'a queue with limits can only be claimed from at isolation level read committed',
-            detail  = format('Queue %s has limits, and the level is %s.', v_queue.queue,
-                             current_setting('transaction_isolation')),
-            hint    = 'Begin with: begin isolation level read committed; or set default_transaction_isolation.';
-    end if;
-    perform pg_advisory_xact_lock(hashtextextended('almanac.claim_due:' || v_queue.queue, 0));
+    v_queue := almanac._take_turn(v_queue.queue);
     v_now := almanac.clock();
-    -- Paused, restricted or changed while waiting for the turn: what holds now counts.
-    v_queue := almanac._open_queue(v_queue.queue, 'work');
     if v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now then
         return v_jobs;
     end if;
@@ -154,12 +181,7 @@ begin
           from almanac.job where job.queue = v_queue.queue and job.state = 'running';
     end if;
     if v_queue.rate_limit is not null then
-        select least(v_queue.rate_limit,
-                     queue_bucket.tokens
-                     + v_queue.rate_limit * greatest(extract(epoch from v_now - queue_bucket.refilled_at), 0)::float8
-                       / extract(epoch from v_queue.rate_interval)::float8)
-          into v_tokens
-          from almanac.queue_bucket where queue_bucket.queue = v_queue.queue;
+        v_tokens := almanac._tokens(v_queue, v_now);
         v_room := least(v_room, floor(v_tokens)::integer);
     end if;
     while v_room > cardinality(v_jobs) and v_level <= cardinality(v_queue.priorities) loop

@@ -1,7 +1,7 @@
 -- 45 claim_job: scheduled or retrying -> running, for one job by its id: somebody wants to see this one run. Paused
 -- queues and limits hold as for claim_due, and nothing runs early; but no other job is in the way.
--- Reads: job. Writes: job, queue_bucket. Calls: clock, _open_queue, _check_name, _raise_no_job, _next_token,
--- attempt_key, _idempotency_key.
+-- Reads: job. Writes: job, queue_bucket. Calls: clock, _open_queue, _check_name, _take_turn, _tokens, _raise_no_job,
+-- _next_token, attempt_key, _idempotency_key.
 create or replace function almanac.claim_job(
     queue text, job_id bigint, worker text, lease interval default null)
     returns almanac.claimed_job
@@ -21,8 +21,7 @@ begin
             hint    = 'Leave it out to use the lease of the job type or the queue.';
     end if;
     if v_queue.max_running is not null or v_queue.rate_limit is not null or v_queue.keyed_at is not null then
-        -- The turn of claims on a limited queue, as in claim_due.
-        perform pg_advisory_xact_lock(hashtextextended('almanac.claim_due:' || v_queue.queue, 0));
+        v_queue := almanac._take_turn(claim_job.queue);
     end if;
     select * into v_job from almanac.job
      where job.queue = claim_job.queue and job.id = claim_job.job_id
@@ -41,13 +40,17 @@ begin
                                               where job.queue = claim_job.queue and job.state = 'running'
                                                 and job.concurrency_key = v_job.concurrency_key)
             then 'has to wait: its concurrency_key is busy'
+        when v_queue.rate_limit is not null and almanac._tokens(v_queue, v_now) < 1
+            then 'has to wait: the queue is at its rate limit'
     end;
     if v_why is not null then
         perform almanac._raise_no_job(claim_job.queue, claim_job.job_id, v_why,
             'Look it up: select * from almanac.job(queue, job_id);');
     end if;
-    update almanac.queue_bucket set tokens = greatest(queue_bucket.tokens - 1, 0)
-     where queue_bucket.queue = claim_job.queue;
+    if v_queue.rate_limit is not null then
+        update almanac.queue_bucket set tokens = almanac._tokens(v_queue, v_now) - 1, refilled_at = v_now
+         where queue_bucket.queue = claim_job.queue;
+    end if;
     update almanac.job
        set state = 'running', parked_at = null, attempt = job.attempt + 1,
            lease_token = almanac._next_token(job.lease_token), leased_by = claim_job.worker, claimed_at = v_now,
