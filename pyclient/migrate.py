@@ -9,23 +9,20 @@ from typing import cast
 import alembic.command
 import alembic.config
 import alembic.op
-import alembic.script
 import sqlalchemy
 import sqlalchemy.exc
 import sqlalchemy.pool
 
 from pyclient import database, errors, files
+from pyclient.schema import check, head, known
+
+__all__ = ["Migrated", "check", "head", "installer", "known", "migrate", "run_sql"]
 
 
 @dataclass(frozen=True)
 class Migrated:
     before: str | None
     after: str
-
-
-def head() -> str:
-    """The revision that this version of the package brings."""
-    return cast(str, alembic.script.ScriptDirectory(str(files.folder("migrations"))).get_current_head())
 
 
 def migrate(dsn: str) -> Migrated:
@@ -46,30 +43,6 @@ def migrate(dsn: str) -> Migrated:
             _replace_functions(conn)
         alembic_connection.commit()
         return Migrated(before, head())
-
-
-def check(installed: str | None) -> str | None:
-    """For a program that is about to use the schema at revision `installed` (`database.installed_revision`).
-
-    Raises SchemaMismatch when the schema is missing or older than this package. A newer schema serves older
-    programs (revisions expand before they contract), so that is only worth the warning which is returned.
-    """
-    if installed is None or (installed != head() and known(installed)):
-        state = f"has revision {installed}" if installed else "does not have pg_almanac"
-        raise errors.SchemaMismatch(
-            f"the database {state}, this pyclient needs revision {head()}", hint="Run: pyclient migrate"
-        )
-    if installed != head():
-        return (
-            f"the database has revision {installed}, newer than this pyclient's {head()}; "
-            "run: pip install --upgrade pg-almanac"
-        )
-    return None
-
-
-def known(revision: str) -> bool:
-    script = alembic.script.ScriptDirectory(str(files.folder("migrations")))
-    return revision in {entry.revision for entry in script.walk_revisions()}
 
 
 def defined_functions(script: str) -> list[str]:

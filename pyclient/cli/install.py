@@ -37,7 +37,7 @@ def migrate(app: "App", start_ticking: bool) -> None:
 def check(app: "App") -> None:
     """Say whether the schema in the database is the one this version needs; exit code 2 if not."""
     from pyclient import database
-    from pyclient.migrate import check, head
+    from pyclient.schema import check, head
 
     with app.database() as dsn, database.connect(dsn) as conn:
         warning = check(database.installed_revision(conn))

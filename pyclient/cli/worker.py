@@ -1,6 +1,7 @@
 """worker: run handlers for what is due."""
 
 import importlib
+import logging
 import os
 import sys
 from datetime import timedelta
@@ -84,6 +85,9 @@ def worker(
     from pyclient.worker.process import run
 
     logs.setup(log_format, log_level)
+    if app.settings.dsn is None:
+        where = app.settings.data_dir
+        logging.getLogger("pyclient.worker").info("embedded server without pg_cron: the workers tick data=%s", where)
 
     def work(number: int, lifeline: int | None, dsn: str) -> int:
         try:
@@ -107,9 +111,23 @@ def worker(
             refuse(error)
 
     with app.database() as dsn:
+        check_schema(dsn)
         if not supervise:
             sys.exit(work(0, None, dsn))
         sys.exit(keep_running(processes, lambda number, lifeline: work(number, lifeline, dsn), grace))
+
+
+def check_schema(dsn: str) -> None:
+    """Before the first claim, while somebody is looking: no database, or one without our tables, is an error now.
+
+    Later the worker waits for a database that went away.
+    """
+    from pyclient import database
+    from pyclient.schema import check
+
+    with database.connect(dsn) as conn:
+        if warning := check(database.installed_revision(conn)):
+            logging.getLogger("pyclient.worker").warning(warning)
 
 
 def load(names: tuple[str, ...]) -> Almanac:

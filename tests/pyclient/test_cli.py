@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 
@@ -79,7 +80,22 @@ def test_a_url_written_for_sqlalchemy_is_understood():
 
 def test_a_schema_that_does_not_fit_is_one_line_that_names_the_command(empty_dsn, live_dsn):
     assert_one_line(pyclient("--dsn", empty_dsn, "check"), "does not have pg_almanac", "pyclient migrate")
+    assert_one_line(pyclient("--dsn", empty_dsn, "worker"), "does not have pg_almanac", "pyclient migrate")
     assert pyclient("--dsn", live_dsn, "check").returncode == 0
+
+
+def test_a_worker_without_a_database_is_one_line():
+    dsn = f"postgresql://127.0.0.1:{free_port()}/almanac"
+    assert_one_line(pyclient("--dsn", dsn, "worker"), "cannot connect", "refused")
+
+
+def test_a_worker_that_meets_a_newer_schema_says_so_and_works(live_dsn):
+    with psycopg.connect(live_dsn) as conn:
+        conn.execute("update almanac.migration set version_num = '9999'")
+    done = pyclient("--dsn", live_dsn, "worker", "--burst")
+    assert done.returncode == 0, done.stderr
+    assert "9999" in done.stderr
+    assert "pip install --upgrade pg-almanac" in done.stderr
 
 
 def test_migrate_says_what_it_did(empty_dsn):

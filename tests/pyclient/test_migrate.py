@@ -6,10 +6,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import alembic.script
 import psycopg
 import pytest
 
-from pyclient import embedded, errors, files, migrate
+from pyclient import embedded, errors, files, migrate, schema
 from tests import servers
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -68,6 +69,12 @@ def test_installing_twice_is_refused_and_names_the_way_to_upgrade(live_dsn):
     assert done.returncode == 3
     assert "already installed" in done.stderr
     assert "pyclient migrate" in done.stderr
+
+
+def test_files_of_revisions_are_named_after_them_and_form_one_line():
+    script = alembic.script.ScriptDirectory(str(files.folder("migrations")))
+    assert [entry.revision for entry in script.walk_revisions()][::-1] == schema.revisions()
+    assert script.get_heads() == [schema.head()]
 
 
 def test_install_sql_lists_every_file_in_order():
