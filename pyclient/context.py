@@ -47,34 +47,23 @@ class Claim:
 class JobContext:
     """A job while it is worked on."""
 
-    __slots__ = (
-        "_cancelled",
-        "_claim",
-        "_extended",
-        "_http",
-        "_row",
-        "_started",
-        "completed",
-        "external_id",
-        "lost",
-        "result",
-    )
+    # Defaults of the class, not set in __init__: most jobs never touch them, and there are thousands a second.
+    #: The other side's id of the effect; stored with the result.
+    external_id: str | None = None
+    #: What a handler that completes in its own transaction wants stored; otherwise what it returns is.
+    result: Any = None
+    #: True once the job was completed by `transaction()`.
+    completed: bool = False
+    #: True once somebody else may be working on this job.
+    lost: bool = False
+    _cancelled: threading.Event | None = None
+    _extended: tuple[float, float] | None = None
+    _started: float | None = None
+    _http: Any = None
 
     def __init__(self, claim: Claim, row: tuple[Any, ...]) -> None:
         self._claim = claim
         self._row = row
-        #: The other side's id of the effect; stored with the result.
-        self.external_id: str | None = None
-        #: What a handler that completes in its own transaction wants stored; otherwise what it returns is.
-        self.result: Any = None
-        #: True once the job was completed by `transaction()`.
-        self.completed = False
-        #: True once somebody else may be working on this job.
-        self.lost = False
-        self._cancelled: threading.Event | None = None
-        self._extended: tuple[float, float] | None = None
-        self._started: float | None = None
-        self._http: Any = None
 
     # ── which job ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -140,7 +140,8 @@ class Outbox:
     # ── completed ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _complete(self, queue: str, batch: Sequence[tuple[JobContext, str | None]]) -> None:
-        rows = [(job.job_id, job.lease_token, result, job.external_id) for job, result in batch]
+        job_id, token = database.Claimed.JOB_ID, database.Claimed.LEASE_TOKEN
+        rows = [(job._row[job_id], job._row[token], result, job.external_id) for job, result in batch]
         try:
             accepted = await self.link.call(lambda conn: database.complete_rows(conn, queue, rows), until=self.give_up)
         except (psycopg.DataError, psycopg.errors.ProgramLimitExceeded, errors.PayloadRefused) as error:

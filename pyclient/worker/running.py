@@ -67,7 +67,7 @@ class Slots:
 
     def add(self, jobs: list[JobContext]) -> None:
         self.buffer.extend(jobs)
-        wanted = len(jobs)
+        wanted = len(self.buffer)
         while wanted and self.idle:
             future = self.idle.pop()
             if not future.done():
@@ -76,6 +76,7 @@ class Slots:
         while wanted and len(self.slots) < self.size:
             slot = Slot(self)
             slot.task = asyncio.create_task(slot.run())
+            slot.task.add_done_callback(slot.ended)
             self.slots.append(slot)
             wanted -= 1
 
@@ -134,11 +135,7 @@ class Slot:
                     slots.on_room()
                 future = asyncio.get_running_loop().create_future()
                 slots.idle.append(future)
-                try:
-                    await future
-                except asyncio.CancelledError:
-                    if slots.closing:
-                        return
+                await future
                 continue
             job = popleft()
             if job.lost:
@@ -193,6 +190,18 @@ class Slot:
                 turn = 0
                 outbox.poke_if_full()
                 await asyncio.sleep(0)
+
+    def ended(self, task: "asyncio.Task[None]") -> None:
+        """The worker closes, or a handler cancelled its task on the way out: another slot takes the place."""
+        slots = self.slots
+        slots.slots.remove(self)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a slot failed", exc_info=task.exception())
+        if self.job is not None:
+            slots.busy -= 1
+            slots.outbox.add(Failed(self.job, "the handler left its task in a state that cannot go on"))
+        if slots.buffer and not slots.closing:
+            slots.add([])
 
     async def _observed(self, definition: Job, job: JobContext, value: Any) -> Any:
         with _entered(self.slots.around, job):

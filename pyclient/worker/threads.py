@@ -52,8 +52,8 @@ def _deliver(future: "asyncio.Future[Any]", outcome: Any, raised: BaseException 
         return
     if raised is None:
         future.set_result(outcome)
-    elif isinstance(raised, StopIteration):
-        # A future refuses it, because it would end the coroutine that waits.
+    elif isinstance(raised, StopIteration | GeneratorExit):
+        # They would end the coroutine that waits, not only tell it.
         future.set_exception(RuntimeError(f"the handler raised {raised!r}"))
     else:
         future.set_exception(raised)

@@ -546,3 +546,19 @@ def test_ctrl_c_is_heard_once_and_handlers_finish(tmp_path, live_dsn, jobs):
         assert running.process.wait(20) == 0
     app.close()
     assert jobs.one(job).result == "finished"
+
+
+def test_a_handler_that_cancels_its_own_task_does_not_cost_a_slot(app, live_dsn, jobs):
+    @app.job("leaves")
+    async def leaves() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    @app.job("fine")
+    async def fine() -> None: ...
+
+    with in_thread(app, live_dsn, concurrency=1):
+        for _ in range(3):
+            jobs.wait(app.enqueue("leaves"), "completed")
+            jobs.wait(app.enqueue("fine"), "completed")
