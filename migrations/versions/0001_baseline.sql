@@ -1,4 +1,4 @@
--- squawk-ignore-file require-concurrent-index-creation, require-lock-timeout, adding-required-field
+-- squawk-ignore-file require-concurrent-index-creation, require-lock-timeout, adding-required-field, ban-create-domain-with-constraint
 
 -- from 10_queue.sql
 -- 10 queue: the unit of isolation, of rights and of scale-out. Every table that holds work starts its key with it.
