@@ -165,8 +165,9 @@ class Fetcher:
                 timer.cancel()
 
     def _room(self) -> int:
-        """How many jobs to ask for: the free slots, and what the handlers finish in a short while. Nothing while the
-        buffer still holds half of that, so that claims are few and large."""
+        """How many jobs to ask for: the free slots, and what the handlers finish in a short while. As much again may
+        wait in the buffer meanwhile, so that handlers have work while a claim is under way; nothing is asked for
+        while more than that waits, so that claims are few and large."""
         slots = self.slots
         now = time.monotonic()
         passed = now - self._window_began
@@ -178,8 +179,8 @@ class Fetcher:
             # Early in a burst the window is not over; what was finished in it so far is a lower bound.
             self._ahead = min(max(self._ahead, slots.finished - self._window_finished), self.options.prefetch)
         waiting = len(slots.buffer)
-        slots.low = self._ahead // 2
-        room = slots.size + self._ahead - slots.busy - waiting
+        slots.low = self._ahead
+        room = min(slots.size + self._ahead, slots.size + 2 * self._ahead - slots.busy - waiting)
         return 0 if waiting > slots.low else room
 
     async def _look(self, feed: Feed, size: int) -> int:

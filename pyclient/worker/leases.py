@@ -104,7 +104,11 @@ class Keeper(threading.Thread):
     def _extend(self, queue: str, jobs: Sequence[JobContext]) -> None:
         sent_at = time.monotonic()
         pairs = [(job.job_id, job.lease_token) for job in jobs]
-        answer = self.link.call(lambda conn: database.extend_rows(conn, queue, pairs, self.lease))
+        try:
+            answer = self.link.call(lambda conn: database.extend_rows(conn, queue, pairs, self.lease))
+        except (errors.AlmanacError, database.DatabaseError) as error:
+            logger.warning("leases cannot be extended queue=%s error=%r", queue, str(error))
+            return
         if answer is None:
             return
         extended = {(job_id, token): (lasts, cancel) for job_id, token, lasts, cancel in answer}

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 
@@ -194,7 +194,3 @@ class ThreadLink:
         if conn is not None:
             with contextlib.suppress(Exception):
                 conn.close()
-
-
-def ignore(_: Any) -> None:
-    """For answers nobody waits for."""

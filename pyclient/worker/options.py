@@ -1,7 +1,7 @@
 """What a worker was asked to do."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 
 
@@ -30,4 +30,3 @@ class Options:
     #: Which of the supervised processes this is, from 0.
     number: int = 0
     metrics_port: int | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)

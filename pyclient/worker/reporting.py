@@ -144,12 +144,17 @@ class Outbox:
         rows = [(job._row[job_id], job._row[token], result, job.external_id) for job, result in batch]
         try:
             accepted = await self.link.call(lambda conn: database.complete_rows(conn, queue, rows), until=self.give_up)
-        except (psycopg.DataError, psycopg.errors.ProgramLimitExceeded, errors.PayloadRefused) as error:
+        except (errors.AlmanacError, psycopg.Error) as error:
+            if passes(error):
+                raise
             if len(batch) > 1:
+                # One result that cannot be stored must not keep the others from being.
                 for one in batch:
                     await self._complete(queue, [one])
-                return
-            self.endings.append(Failed(batch[0][0], clean(f"the result cannot be stored: {error}"), permanent=True))
+            elif isinstance(error, psycopg.DataError | psycopg.errors.ProgramLimitExceeded):
+                self.endings.append(Failed(batch[0][0], clean(f"the result cannot be stored: {error}"), permanent=True))
+            else:
+                self._unrecorded(batch[0][0], error)
             return
         jobs = [job for job, _ in batch]
         self.held.difference_update(jobs)
@@ -166,6 +171,11 @@ class Outbox:
         self.held.discard(job)
         self.metrics.lost += 1
         logger.warning("lease lost, result discarded outcome=%s", what, extra={"job": job})
+
+    def _unrecorded(self, job: JobContext, error: Exception) -> None:
+        """The database will never take it, for instance because the right to the queue is gone: the lease runs out."""
+        self.held.discard(job)
+        logger.error("outcome cannot be recorded error=%r", str(error), extra={"job": job})
 
     # ── everything else ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -188,17 +198,16 @@ class Outbox:
             part = group[start : start + LARGEST]
             try:
                 await report(queue, part)
-            except errors.AlmanacError:
+            except (errors.AlmanacError, psycopg.Error) as error:
+                if passes(error):
+                    raise
                 if len(part) > 1:
                     for one in part:
                         await self._batch(queue, [one], report)
-                else:
+                elif isinstance(error, errors.LeaseLost):
                     self._lost(part[0].job, type(part[0]).__name__.lower())
-            except psycopg.Error as error:
-                if passes(error) or len(part) > 1:
-                    raise
-                logger.error("outcome cannot be recorded error=%s", error, extra={"job": part[0].job})
-                self.held.discard(part[0].job)
+                else:
+                    self._unrecorded(part[0].job, error)
 
     async def _fail(self, queue: str, group: Sequence[Failed]) -> None:
         rows = [
