@@ -1,6 +1,7 @@
 """The wheel: everything that is needed is in it, and nothing of the checkout is needed beside it."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -65,3 +66,17 @@ def test_the_wheel_alone_migrates(installed, empty_dsn, tmp_path):
 
 def test_the_wheel_prints_the_same_installer(installed, tmp_path):
     assert run(installed, "sql", cwd=tmp_path) == migrate.installer()
+
+
+def test_the_program_of_the_readme_runs_in_an_empty_folder(installed, empty_dsn, tmp_path):
+    program = re.search(r"```python\n(# calls\.py\n.*?)```", (CHECKOUT / "README.md").read_text(), re.DOTALL)
+    assert program is not None
+    (tmp_path / "calls.py").write_text(program[1])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {"DATABASE_URL": empty_dsn, "ALMANAC_DSN": ""}
+    run(installed, "migrate", cwd=tmp_path, env=environment)
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute("create table called (phone text not null, at timestamptz not null default now())")
+        run(installed.parent / "python", "calls.py", cwd=tmp_path, env=environment)
+        run(installed, "worker", "--app", "calls:app", "--burst", cwd=tmp_path, env=environment)
+        assert conn.execute("select phone from called").fetchall() == [("+32 2 555 01 23",)]
