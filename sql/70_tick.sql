@@ -200,7 +200,11 @@ begin
     if not pg_try_advisory_xact_lock(hashtextextended('almanac.tick_if_stale', 0)) then
         return false;
     end if;
-    perform almanac._tick(2000, 'worker', tick_if_stale.worker);
+    -- A while, not for ever: it is one transaction.
+    loop
+        exit when not (almanac._tick(2000, 'worker', tick_if_stale.worker)).more
+            or almanac.clock() - v_now not between interval '0' and interval '500 milliseconds';
+    end loop;
     if v_pg_cron is not null then
         perform almanac._raise_alert('ticker_silent', 'pg_cron', 'warning',
             format('pg_cron has not ticked since %s; worker %s ticks instead', v_pg_cron, tick_if_stale.worker),

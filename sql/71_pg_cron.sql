@@ -24,8 +24,8 @@ end;
 $$;
 comment on function almanac._pg_cron_state() is 'Whether pg_cron is loaded, lives in this database, and ticks.';
 
--- 71 _tick_from_pg_cron: what pg_cron calls. Goes on at once while there is more; forgets its own runs of more than an
--- hour ago, of which there would otherwise be one for each second.
+-- 71 _tick_from_pg_cron: a tick in the name of pg_cron. Also forgets its own runs of more than an hour ago, of which
+-- there would otherwise be one for each second.
 -- Calls: clock, _pg_cron_state, _tick.
 create or replace function almanac._tick_from_pg_cron()
     returns almanac.tick_report
@@ -48,11 +48,12 @@ end;
 $$;
 comment on function almanac._tick_from_pg_cron() is 'A tick on behalf of pg_cron, which also prunes its run log.';
 
--- 71 _tick_loop: for pg_cron before 1.5, which can only be called once a minute: ticks every second and ends before the
--- next minute. Commits after each tick, so no lock and no snapshot is held for longer than that. A procedure that
--- commits cannot pin its search_path; it sets it for the session, which is pg_cron's own.
+-- 71 _tick_loop: what pg_cron calls. Every second with once: ticks until there is no more. Before 1.5 it can only be
+-- called once a minute: then ticks every second and ends before the next minute. Commits after each tick, so no lock
+-- and no snapshot is held for longer than that. A procedure that commits cannot pin its search_path; it sets it for the
+-- session, which is pg_cron's own.
 -- Calls: clock, _tick_from_pg_cron.
-create or replace procedure almanac._tick_loop()
+create or replace procedure almanac._tick_loop(once boolean default false)
     language plpgsql
 as $$
 declare
@@ -62,14 +63,15 @@ begin
     loop
         v_more := (almanac._tick_from_pg_cron()).more;
         commit;
-        exit when extract(second from almanac.clock()) >= 58.5;
+        exit when extract(second from almanac.clock()) >= 58.5 or (once and not v_more);
         if not v_more then
             perform pg_sleep(1 - extract(microsecond from almanac.clock())::integer % 1000000 / 1000000.0);
         end if;
     end loop;
 end;
 $$;
-comment on procedure almanac._tick_loop() is 'Tick every second until shortly before the next minute.';
+comment on procedure almanac._tick_loop(boolean) is
+    'Tick until nothing is left, or every second until shortly before the next minute.';
 
 -- 71 start_ticking: lets pg_cron tick in this database: every second where it can, else a loop once a minute.
 -- Calling it again sets right what was changed meanwhile.
@@ -102,13 +104,13 @@ begin
             message = format('pg_cron lives in database %s, not in this one', quote_ident(v_state.database)),
             detail  = 'It can be told from there to tick here.',
             hint    = format('In database %I run, with pg_cron 1.5 or later: select cron.schedule_in_database(%L, '
-                             '''1 seconds'', ''select almanac._tick_from_pg_cron()'', %L); with 1.4: select '
+                             '''1 seconds'', ''call almanac._tick_loop(once => true)'', %L); with 1.4: select '
                              'cron.schedule_in_database(%L, ''* * * * *'', ''call almanac._tick_loop()'', %L);',
                              v_state.database, 'almanac', current_database(), 'almanac', current_database());
     end if;
     if string_to_array(regexp_replace(v_state.version, '[^0-9.].*', ''), '.')::integer[] >= array[1, 5] then
         v_when := '1 seconds';
-        v_command := 'select almanac._tick_from_pg_cron()';
+        v_command := 'call almanac._tick_loop(once => true)';
     else
         v_when := '* * * * *';
         v_command := 'call almanac._tick_loop()';

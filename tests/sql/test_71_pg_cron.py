@@ -138,12 +138,11 @@ def test_the_log_of_its_own_runs_is_pruned_and_others_are_left(cron_jobs):
 
 
 @pytest.mark.pg_cron
-def test_pg_cron_in_another_database_is_pointed_to(request, cron_jobs):
-    server = request.getfixturevalue("_cron_server")
+def test_pg_cron_in_another_database_is_pointed_to(cron_server, cron_jobs):
     cron_jobs.sql("drop database if exists elsewhere with (force)")
     cron_jobs.sql("create database elsewhere")
-    migrate(server.dsn_of("elsewhere"))
-    with psycopg.connect(server.dsn_of("elsewhere"), autocommit=True) as conn, refused("PA011") as caught:
+    migrate(cron_server.dsn_of("elsewhere"))
+    with psycopg.connect(cron_server.dsn_of("elsewhere"), autocommit=True) as conn, refused("PA011") as caught:
         conn.execute("select almanac.start_ticking()")
     # The line of the hint does it.
     line = re.search(r"with 1\.4: (select cron\.schedule_in_database\(.*\);)", caught.value.diag.message_hint)
