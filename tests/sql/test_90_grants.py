@@ -57,9 +57,12 @@ READABLE = {
 }  # fmt: skip
 
 
+OWNER = "owner"
+
+
 @pytest.fixture(scope="module")
 def logins(clone: Any, maintenance: Any, worker_id: str) -> Iterator[dict[str, Jobs]]:
-    """A session for each role, as a login that holds that role and nothing else, in a database of their own."""
+    """A session for each role, as a login that holds that role and nothing else, in a database of their own; and its owner's."""
     names = {role: f"test_{worker_id}_only_{role}" for role in (*ROLES, NOBODY)}
     for role, name in names.items():
         maintenance.execute(f"drop role if exists {name}")
@@ -79,7 +82,7 @@ def logins(clone: Any, maintenance: Any, worker_id: str) -> Iterator[dict[str, J
         admin.sql("update test_clock.setting set \"offset\" = '20 minutes'")
         for view in VIEWS:
             assert admin.one(f"select count(*) > 0 from almanac.{view}"), view
-        yield {
+        yield {OWNER: admin} | {
             role: Jobs(stack.enter_context(psycopg.connect(dsn, user=name, autocommit=True)))
             for role, name in names.items()
         }
@@ -99,9 +102,9 @@ def outcome(caller: Jobs, statement: str) -> str:
 
 
 @pytest.mark.parametrize("role", [*ROLES, NOBODY])
-def test_exactly_the_granted_functions_can_be_called(logins, jobs, role):
+def test_exactly_the_granted_functions_can_be_called(logins, role):
     # From a subquery that cannot be folded away: a strict function of constant nulls is not even looked at.
-    functions = jobs.sql("""
+    functions = logins[OWNER].sql("""
         select p.proname as name,
                case when p.prokind = 'p' then 'call almanac.' || p.proname || '()'
                     else 'select almanac.' || quote_ident(p.proname) || '(' || coalesce(a.names, '') || ') from (select'
@@ -121,8 +124,8 @@ def test_exactly_the_granted_functions_can_be_called(logins, jobs, role):
 
 
 @pytest.mark.parametrize("role", [*ROLES, NOBODY])
-def test_exactly_the_granted_views_can_be_read_and_nothing_can_be_written(logins, jobs, role):
-    relations = jobs.sql("""
+def test_exactly_the_granted_views_can_be_read_and_nothing_can_be_written(logins, role):
+    relations = logins[OWNER].sql("""
         select c.relname as name, c.relkind::text as kind,
                (select quote_ident((array_agg(column_name order by is_updatable desc, column_name))[1])
                   from information_schema.columns
