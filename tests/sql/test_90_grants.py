@@ -62,7 +62,7 @@ OWNER = "owner"
 
 @pytest.fixture(scope="module")
 def logins(clone: Any, maintenance: Any, worker_id: str) -> Iterator[dict[str, Jobs]]:
-    """A session for each role, as a login that holds that role and nothing else, in a database of their own; and its owner's."""
+    """A session for each role, as a login that holds nothing else, and the owner's, in a database of their own."""
     names = {role: f"test_{worker_id}_only_{role}" for role in (*ROLES, NOBODY)}
     for role, name in names.items():
         maintenance.execute(f"drop role if exists {name}")
