@@ -749,13 +749,30 @@ async def connect_worker_async(dsn: str) -> AsyncConnection:
 
 
 def pool(dsn: str, *, max_size: int = 10) -> Pool:
-    """Connections for an application's own calls, opened as they are needed."""
-    return ConnectionPool(patient(dsn), kwargs=_POOLED, min_size=0, max_size=max_size, open=True, name="pyclient")
+    """Connections for an application's own calls, opened as they are needed. Each is tried before it is lent: the one
+    that a restart of the server broke would fail somebody's attempt."""
+    return ConnectionPool(
+        patient(dsn),
+        kwargs=_POOLED,
+        min_size=0,
+        max_size=max_size,
+        open=True,
+        check=ConnectionPool.check_connection,
+        name="pyclient",
+    )
 
 
 def pool_async(dsn: str, *, max_size: int = 10) -> AsyncPool:
     """The same for asyncio; to be opened."""
-    return AsyncConnectionPool(patient(dsn), kwargs=_POOLED, min_size=0, max_size=max_size, open=False, name="pyclient")
+    return AsyncConnectionPool(
+        patient(dsn),
+        kwargs=_POOLED,
+        min_size=0,
+        max_size=max_size,
+        open=False,
+        check=AsyncConnectionPool.check_connection,
+        name="pyclient",
+    )
 
 
 # Never prepared: a pool may sit behind another one that shares sessions.

@@ -3,6 +3,9 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from datetime import timedelta
@@ -13,7 +16,7 @@ import psycopg
 import pytest
 
 from pyclient import Almanac, Cancelled, JobContext, PermanentError, RetryAfter, Snooze, database, errors
-from tests.workers import Jobs, in_thread, process, run_due, wait_until
+from tests.workers import ROOT, Jobs, in_thread, process, run_due, wait_until
 
 
 @pytest.fixture
@@ -562,3 +565,23 @@ def test_a_handler_that_cancels_its_own_task_does_not_cost_a_slot(app, live_dsn,
         for _ in range(3):
             jobs.wait(app.enqueue("leaves"), "completed")
             jobs.wait(app.enqueue("fine"), "completed")
+
+
+def test_a_worker_that_waits_for_its_database_can_be_stopped():
+    code = """
+        import logging
+        from pyclient import Almanac
+        from pyclient.worker.process import Options, run
+        logging.basicConfig()
+        nobody = "postgresql://postgres@127.0.0.1:1/nothing"
+        raise SystemExit(run(Almanac(), nobody, Options(queues={"default": 1.0})))
+    """
+    running = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert running.stderr is not None
+    assert "database lost" in running.stderr.readline()
+    time.sleep(2)
+    running.terminate()
+    _, rest = running.communicate(timeout=10)
+    assert (running.returncode, rest) == (0, "")
