@@ -293,7 +293,9 @@ def statement_loop(times: int, statement: str, conn: Connection) -> None:
 @contextlib.contextmanager
 def listening_worker(bench: Bench) -> Iterator[None]:
     """A worker that sleeps until the first job rings, and then works on what is enqueued."""
-    with worker.worker(bench.dsn()), psycopg.connect(bench.dsn(), autocommit=True) as conn:
-        while not conn.execute("select from almanac.sleeper").fetchone():
+    counts = worker.Counts()
+    with worker.worker(bench.dsn(), counts=counts), psycopg.connect(bench.dsn(), autocommit=True) as conn:
+        while not conn.execute("select exists (select from almanac.sleeper)").fetchone()[0]:  # type: ignore[index]
             time.sleep(0.05)
         yield
+    counts.close()
