@@ -185,3 +185,17 @@ def test_a_statement_timeout_leaves_everything_for_the_next_tick(conn, clock, co
     session.execute("set statement_timeout = 0")
     session.execute("select almanac.tick(2000)")
     check(conn, SCHEDULES)
+
+
+def test_a_lock_that_is_not_had_in_time_is_no_fault_of_a_schedule(conn, clock, connect):
+    Jobs(conn).tick()  # keeps house, which is not what is to be held up
+    make_schedules(conn, 20)
+    holder, session = connect(autocommit=False), connect()
+    holder.execute("lock table almanac.tick in access exclusive mode")
+    session.execute("set lock_timeout = '50ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        session.execute("select almanac.tick(2000)")
+    holder.rollback()
+    assert conn.execute("select count(*) from almanac.schedule where error is not null").fetchone() == (0,)
+    session.execute("select almanac.tick(2000)")
+    check(conn, 20)
