@@ -116,8 +116,9 @@ $$;
 comment on function almanac._check_enqueue(text, timestamptz, integer, interval, integer, interval, interval) is
     'Raises unless a job with these settings can be made.';
 
--- 32 enqueue: (nothing) -> scheduled, in the caller's transaction: if that rolls back there is no job.
--- Reads: job_type. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload,
+-- 32 enqueue: (nothing) -> scheduled, in the caller's transaction: if that rolls back there is no job. Calling a
+-- function costs as much here as inserting the job, so those whose answer is plain to see are not called.
+-- Reads: queue, job_type, sleeper. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload,
 -- _open_queue, _take_dedup_keys, _learn, _ring.
 create or replace function almanac.enqueue(
     queue text,
@@ -139,14 +140,26 @@ as $$
 declare
     v_now    timestamptz := almanac.clock();
     v_due_at timestamptz := coalesce(enqueue.due_at, v_now);
-    v_queue  almanac.queue := almanac._open_queue(enqueue.queue, 'produce');
+    v_queue  almanac.queue;
     v_type   almanac.job_type;
     v_id     bigint := nextval('almanac.job_id_seq');
     v_holder bigint;
 begin
-    perform almanac._check_enqueue(enqueue.job_type, v_due_at, enqueue.priority, enqueue.dedup_for,
-                                   enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay);
-    perform almanac._check_payload(enqueue.payload, v_queue.max_payload_bytes);
+    select * into v_queue from almanac.queue as q where q.queue = enqueue.queue and q.restricted_at is null;
+    if not found then
+        v_queue := almanac._open_queue(enqueue.queue, 'produce');
+    end if;
+    if enqueue.job_type is null or enqueue.job_type !~ '\S' or length(enqueue.job_type) > 200
+       or not isfinite(v_due_at) or enqueue.priority is distinct from 0
+       or num_nonnulls(enqueue.dedup_for, enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay) > 0 then
+        perform almanac._check_enqueue(enqueue.job_type, v_due_at, enqueue.priority, enqueue.dedup_for,
+                                       enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay);
+    end if;
+    if enqueue.payload is null or jsonb_typeof(enqueue.payload) not in ('object', 'array')
+       or pg_column_size(enqueue.payload) > v_queue.max_payload_bytes
+       or pg_column_compression(enqueue.payload) is not null then
+        perform almanac._check_payload(enqueue.payload, v_queue.max_payload_bytes);
+    end if;
     if enqueue.dedup_key is not null then
         perform almanac._check_name('a dedup_key', enqueue.dedup_key, 400);
         v_holder := (almanac._take_dedup_keys(
@@ -166,11 +179,15 @@ begin
             coalesce(enqueue.max_attempts, v_type.max_attempts, v_queue.max_attempts), enqueue.base_delay,
             enqueue.max_delay, v_type.lease, enqueue.dedup_key, enqueue.concurrency_key, enqueue.idempotency_key,
             enqueue.headers, v_now, almanac._caller());
-    perform almanac._learn(v_queue, enqueue.priority::smallint, enqueue.concurrency_key is not null);
+    if enqueue.priority <> all (v_queue.priorities) or enqueue.concurrency_key is not null then
+        perform almanac._learn(v_queue, enqueue.priority::smallint, enqueue.concurrency_key is not null);
+    end if;
     if v_due_at < v_now then
         perform nextval('almanac.backdated_job_seq');
     end if;
-    perform almanac._ring(enqueue.queue, v_due_at);
+    if exists (select from almanac.sleeper where sleeper.queue = enqueue.queue) then
+        perform almanac._ring(enqueue.queue, v_due_at);
+    end if;
     return row (enqueue.queue, v_id, true)::almanac.enqueued_job;
 end;
 $$;
