@@ -1,6 +1,6 @@
 -- 44 doze: a worker says that it is about to sleep, so that enqueue rings. The bell works from the moment this
 -- commits: claim once more after it, and sleep only if that finds nothing.
--- Reads: job. Writes: sleeper. Calls: clock, _open_queue.
+-- Reads: job, sleeper. Writes: sleeper. Calls: clock, _open_queue.
 create or replace function almanac.doze(queue text, worker text, at_most interval default interval '5 seconds')
     returns timestamptz
     language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
@@ -10,9 +10,14 @@ declare
     v_queue almanac.queue := almanac._open_queue(doze.queue, 'work');
     v_next  timestamptz;
 begin
-    insert into almanac.sleeper (queue, worker, sleeps_until)
-    values (doze.queue, doze.worker, v_now + doze.at_most)
-    on conflict on constraint sleeper_pkey do update set sleeps_until = excluded.sleeps_until;
+    -- Marked for twice as long, so that of a worker's naps not each has to write and wait for the disk.
+    if not exists (select from almanac.sleeper
+                    where sleeper.queue = doze.queue and sleeper.worker = doze.worker
+                      and sleeper.sleeps_until between v_now + doze.at_most and v_now + 2 * doze.at_most) then
+        insert into almanac.sleeper (queue, worker, sleeps_until)
+        values (doze.queue, doze.worker, v_now + 2 * doze.at_most)
+        on conflict on constraint sleeper_pkey do update set sleeps_until = excluded.sleeps_until;
+    end if;
     if v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now then
         return v_queue.paused_until;
     end if;

@@ -263,7 +263,7 @@ create table almanac.sleeper (
 comment on table almanac.sleeper is 'Workers that wait for a notification. Nothing is sent when nobody waits.';
 comment on column almanac.sleeper.queue is 'The queue it waits for.';
 comment on column almanac.sleeper.worker is 'The worker.';
-comment on column almanac.sleeper.sleeps_until is 'When it looks again by itself.';
+comment on column almanac.sleeper.sleeps_until is 'Until when enqueue rings for it.';
 
 -- from 12_cron_rule.sql
 -- 12 cron_rule: a cron expression after parsing, stored with its schedule so that a tick parses nothing.
