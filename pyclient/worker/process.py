@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import secrets
@@ -436,6 +437,10 @@ def run(app: Almanac, dsn: str, options: Options, *, lifeline: int | None = None
                 worker._signalled()
 
             loop.add_reader(lifeline, orphaned)
+        # What is loaded by now stays; looking through it again and again for garbage took a tenth of the time.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         return await worker.run()
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
