@@ -5,8 +5,10 @@ and an UPDATE by name of a row that FOR UPDATE SKIP LOCKED has taken.
 """
 
 import functools
+import multiprocessing
 import time
 from collections.abc import Iterator
+from multiprocessing.synchronize import Barrier
 
 import psycopg
 
@@ -16,6 +18,8 @@ CONNECTIONS = 50
 DUE = 1_000
 #: 1,000 claims are over in a moment: so often, and the time of all of them.
 PASSES = 4
+#: Claims of each connection before it counts: plans are made by then.
+WARM = 8
 
 CEILING_TABLE = """
 drop table if exists s;
@@ -61,36 +65,46 @@ def made(bench: Bench, conn: Connection, count: int, ahead: str = "interval '0'"
         )
 
 
-def loop(statement: str, names: list[list[str]], conn: Connection) -> list[float]:
-    """Claim the share of this connection, one by one; how long each took, in ms."""
-    row = conn.execute("select nextval('pg_temp_share')").fetchone()
+def loop(
+    statement: str, together_from: Barrier, shares: list[list[str]], conn: Connection
+) -> tuple[float, float, list[float]]:
+    """Claim the share of this connection, one by one: when it began and ended, and how long each took, in ms."""
+    row = conn.execute("select nextval('bench_share')").fetchone()
     assert row is not None
+    names = shares[(row[0] - 1) % len(shares)]
     cursor, took = conn.cursor(binary=True), []
-    for name in names[(row[0] - 1) % len(names)]:
+    for number, name in enumerate(names):
+        # A worker's connection lives for days: what a session does once is not what is measured.
+        if number == WARM:
+            together_from.wait(60)
+            started = time.perf_counter()
         began = time.perf_counter()
         cursor.execute(statement.encode(), [name], prepare=True)
         assert len(cursor.fetchall()) == 1
         took.append((time.perf_counter() - began) * 1000)
-    return took
+    return started, time.perf_counter(), took[WARM:]
 
 
 def claims(bench: Bench, metric: str) -> Iterator[Measurement]:
     ours = not metric.startswith("ceiling")
     dsn = bench.dsn() if ours else bench.bare_dsn("ceiling")
-    shares = [[f"s{n}" for n in range(share, DUE, CONNECTIONS)] for share in range(CONNECTIONS)]
+    count = DUE + WARM * CONNECTIONS
+    shares = [[f"s{n}" for n in range(share, count, CONNECTIONS)] for share in range(CONNECTIONS)]
     seconds, each = 0.0, []
     for _ in range(PASSES):
         with psycopg.connect(dsn, autocommit=True) as conn:
-            conn.execute("drop sequence if exists pg_temp_share; create sequence pg_temp_share")
+            conn.execute("drop sequence if exists bench_share; create sequence bench_share")
             if ours:
                 conn.execute("truncate almanac.job")
-                made(bench, conn, DUE)
+                made(bench, conn, count)
             else:
-                conn.execute((CEILING_TABLE % (DUE - 1)).encode())
+                conn.execute((CEILING_TABLE % (count - 1)).encode())
                 bench.settle(conn, "s")
-        took, latencies = together(dsn, CONNECTIONS, functools.partial(loop, CLAIM if ours else CEILING_CLAIM, shares))
-        seconds += took
-        each += [latency for share in latencies for latency in share]
+        barrier = multiprocessing.get_context("fork").Barrier(CONNECTIONS)
+        statement = CLAIM if ours else CEILING_CLAIM
+        _, answers = together(dsn, CONNECTIONS, functools.partial(loop, statement, barrier, shares))
+        seconds += max(ended for _, ended, _ in answers) - min(started for started, _, _ in answers)
+        each += [latency for _, _, latencies in answers for latency in latencies]
     yield {"metric": metric, "value": PASSES * DUE / seconds, "unit": "schedules/s", "connections": CONNECTIONS}
     if ours:
         yield {
