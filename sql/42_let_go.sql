@@ -43,36 +43,32 @@ comment on function almanac._unpark(text, text[]) is
     'Make parked jobs claimable again: for each freed place one of each type.';
 
 -- 42 _finish: the only way out of the job table. Moves jobs to history in one statement, frees their keys, and returns
--- the ids it moved. With fenced, only while the given lease is live.
--- Writes: job, job_history, dedup. Calls: clock, _lock_jobs, _unpark.
+-- the ids it moved. With fenced, only while the given lease is live. job_ids are in ascending order. Rows are locked in
+-- that order too, so that batches that overlap wait for each other instead of deadlocking: the key is the only index
+-- that serves, and with other scans switched off it is walked by id.
+-- Writes: job, job_history, dedup. Calls: clock, _unpark.
 create or replace function almanac._finish(
     queue text, job_ids bigint[], lease_tokens bigint[], state text, fenced boolean,
     results jsonb[] default null, external_ids text[] default null, error text default null,
     ended_by text default null, end_reason text default null)
     returns bigint[]
     language plpgsql volatile
-    set search_path = '' set plan_cache_mode = force_generic_plan set enable_seqscan = off
+    set search_path = '' set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
     v_now      timestamptz := almanac.clock();
-    v_jobs     tid[];
-    v_at       integer[];
     v_finished bigint[];
     v_dedup    text[];
     v_keys     text[];
 begin
-    select locked.jobs, locked.positions into v_jobs, v_at
-      from almanac._lock_jobs(_finish.queue, _finish.job_ids, _finish.lease_tokens,
-                              case when _finish.fenced then v_now end) locked;
-    if v_jobs = '{}' then
-        return '{}';
-    end if;
-    with gone as (
-        delete from almanac.job where job.ctid = any (v_jobs)
+    with ended as (
+        -- width_bucket is a binary search: the position of an id among the ids.
+        delete from almanac.job
+         where job.queue = _finish.queue and job.id = any (_finish.job_ids)
+           and job.lease_token = _finish.lease_tokens[width_bucket(job.id, _finish.job_ids)]
+           and (not _finish.fenced or (job.state = 'running' and job.lease_expires_at > v_now))
         returning job.*
-    ), ended as (
-        -- v_at is in the order of ids too.
-        select gone.*, v_at[row_number() over (order by gone.id)] as at from gone
     ), kept as (
         insert into almanac.job_history (
             queue, id, job_type, state, priority, due_at, payload, attempt, max_attempts, base_delay, max_delay, lease,
@@ -82,8 +78,9 @@ begin
                ended.attempt, ended.max_attempts, ended.base_delay, ended.max_delay, ended.lease, ended.dedup_key,
                ended.concurrency_key, ended.idempotency_key, ended.headers, ended.schedule, ended.tick_at,
                ended.caught_up, ended.lease_token, ended.leased_by, ended.claimed_at,
-               coalesce(_finish.error, ended.last_error), _finish.results[ended.at], _finish.external_ids[ended.at],
-               _finish.ended_by, _finish.end_reason, ended.created_at, ended.created_by, v_now
+               coalesce(_finish.error, ended.last_error), _finish.results[width_bucket(ended.id, _finish.job_ids)],
+               _finish.external_ids[width_bucket(ended.id, _finish.job_ids)], _finish.ended_by, _finish.end_reason,
+               ended.created_at, ended.created_by, v_now
           from ended
     )
     select array_agg(ended.id), array_agg(ended.dedup_key) filter (where ended.dedup_key is not null),
@@ -100,7 +97,7 @@ begin
     if v_keys is not null then
         perform almanac._unpark(_finish.queue, v_keys);
     end if;
-    return v_finished;
+    return coalesce(v_finished, '{}');
 end;
 $$;
 comment on function almanac._finish(text, bigint[], bigint[], text, boolean, jsonb[], text[], text, text, text) is

@@ -22,6 +22,17 @@ begin
             message = 'job_ids, lease_tokens, results and external_ids must have the same length',
             hint    = 'Put null into results or external_ids for a job that has none.';
     end if;
+    if complete_many.job_ids <> array(
+           select c.job_id from unnest(complete_many.job_ids) as c (job_id) where c.job_id is not null order by 1) then
+        -- Of several tokens of one job only the largest can be live, so that one comes last and counts.
+        select array_agg(c.job_id), array_agg(c.lease_token), array_agg(c.result), array_agg(c.external_id)
+          into complete_many.job_ids, complete_many.lease_tokens, complete_many.results, complete_many.external_ids
+          from (select *
+                  from unnest(complete_many.job_ids, complete_many.lease_tokens, complete_many.results,
+                              complete_many.external_ids) as u (job_id, lease_token, result, external_id)
+                 where u.job_id is not null
+                 order by u.job_id, u.lease_token nulls first) c;
+    end if;
     v_finished := almanac._finish(complete_many.queue, complete_many.job_ids, complete_many.lease_tokens, 'completed',
                                   true, complete_many.results, complete_many.external_ids);
     if v_queue.max_running is not null and v_finished <> '{}' then

@@ -150,3 +150,33 @@ def test_history_goes_into_the_partition_of_its_day_and_no_row_is_lost_without_o
         "job_history_default"
     )
     assert jobs.state(job.job_id) == "completed"
+
+
+def test_results_go_to_their_jobs_in_whatever_order_they_are_given(jobs):
+    jobs.put()
+    for _ in range(20):
+        jobs.add()
+    claimed = {job.job_id: job for job in jobs.claim(batch_size=20)}
+    ids = [*sorted(claimed, key=lambda job_id: (job_id * 7) % 20), None]
+    tokens = [claimed[job_id].lease_token if job_id else None for job_id in ids]
+    answer = jobs.complete_many(
+        queue="q",
+        job_ids=ids,
+        lease_tokens=tokens,
+        results=[{"of": job_id} for job_id in ids],
+        external_ids=[str(job_id) for job_id in ids],
+    )
+    assert sorted(row[0] for row in answer) == sorted(claimed)
+    kept = jobs.sql("select id, result ->> 'of' as of, external_id from almanac.job_history")
+    assert {(str(row.id), row.of, row.external_id) for row in kept} == {(str(i), str(i), str(i)) for i in claimed}
+
+
+def test_a_job_given_with_two_tokens_is_completed_by_the_live_one(jobs):
+    jobs.put()
+    job_id = jobs.add()
+    old = jobs.claim_one()
+    jobs.release(queue="q", job_id=job_id, lease_token=old.lease_token)
+    live = jobs.claim_one()
+    for tokens in ([live.lease_token, old.lease_token], [old.lease_token, live.lease_token]):
+        answer = jobs.complete_many(queue="q", job_ids=[job_id, job_id], lease_tokens=tokens)
+        assert [row[0] for row in answer] == [job_id]
