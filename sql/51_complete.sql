@@ -23,7 +23,8 @@ begin
             hint    = 'Put null into results or external_ids for a job that has none.';
     end if;
     if complete_many.job_ids <> array(
-           select c.job_id from unnest(complete_many.job_ids) as c (job_id) where c.job_id is not null order by 1) then
+           select distinct c.job_id from unnest(complete_many.job_ids) as c (job_id)
+            where c.job_id is not null order by c.job_id) then
         -- Of several tokens of one job only the largest can be live, so that one comes last and counts.
         select array_agg(c.job_id), array_agg(c.lease_token), array_agg(c.result), array_agg(c.external_id)
           into complete_many.job_ids, complete_many.lease_tokens, complete_many.results, complete_many.external_ids
