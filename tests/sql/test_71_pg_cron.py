@@ -97,7 +97,7 @@ def test_a_schedule_fires_with_no_worker_and_a_worker_takes_over(cron_jobs, cron
         launcher = jobs.sql("select state, query from pg_stat_activity where backend_type ~ 'pg_cron'")
         raise AssertionError(
             f"{error}: runs {runs}, processes {launcher}, ticks {jobs.sql('select * from almanac.tick')}"
-        )
+        ) from error
     assert [check.status for check in jobs.health() if check.name in ("heartbeat", "pg_cron")] == ["ok", "ok"]
     assert jobs.tick_if_stale(worker="w1")[0].tick_if_stale is False, "it stands back"
 
