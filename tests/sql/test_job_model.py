@@ -591,7 +591,7 @@ def test_any_sequence_of_calls_does_what_the_model_does(request, jobs, session, 
     run_state_machine_as_test(
         JobMachine,
         settings=hypothesis.settings(
-            max_examples=400 if full else 22, stateful_step_count=150 if full else 110, deadline=None, database=None,
+            max_examples=150 if full else 22, stateful_step_count=150 if full else 110, deadline=None, database=None,
             # Shrinking takes minutes; the blob repeats a failure, and then it can be shrunk.
             phases=[hypothesis.Phase.generate], print_blob=True, suppress_health_check=list(hypothesis.HealthCheck),
         ),
