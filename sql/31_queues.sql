@@ -66,8 +66,12 @@ begin
         end if;
     end if;
     if v_after.max_running_per_key > v_before.max_running_per_key then
+        -- Waits for nobody, and so with nobody in a circle; whoever holds one is about to end it or bring it back.
         update almanac.job set parked_at = null
-         where job.queue = put_queue.queue and job.parked_at is not null;
+         where job.ctid = any (array(
+            select job.ctid from almanac.job
+             where job.queue = put_queue.queue and job.parked_at is not null
+               for update skip locked));
     end if;
     if v_after is distinct from v_before then
         perform almanac._audit('put_queue', put_queue.queue, null, null, to_jsonb(v_before), to_jsonb(v_after));

@@ -17,7 +17,7 @@ begin
     if not found then
         select h.state into v_state from almanac.job_history h
          where h.queue = cancel.queue and h.id = cancel.job_id
-         order by h.finished_at desc limit 1;
+         order by h.redriven_at nulls first, h.finished_at desc limit 1;
         if v_state = 'cancelled' then
             return v_state;
         end if;

@@ -699,6 +699,21 @@ def test_a_job_whose_cancellation_is_rolled_back_is_not_forgotten(jobs, sessions
     assert jobs.claim_ids() == [waiting]
 
 
+def test_more_places_per_key_wait_for_nobody(jobs, sessions):
+    """One that waited for parked jobs in no order was seen to deadlock with a batch that completes them."""
+    a, b = sessions
+    jobs.put()
+    jobs.running(concurrency_key="k")
+    first, second = (jobs.add(concurrency_key="k") for _ in range(2))
+    assert jobs.claim(batch_size=5) == []
+    a.sql("begin")
+    a.cancel(queue="q", job_id=first)
+    b.sql("set lock_timeout = '1s'")
+    b.put(max_running_per_key=2)
+    a.sql("commit")
+    assert jobs.claim_ids(batch_size=5) == [second]
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("per_key", [1, 2])
 def test_a_crowd_on_few_keys_never_exceeds_them_and_forgets_nobody(jobs, connect, per_key, seed):

@@ -107,6 +107,16 @@ def test_of_two_dead_jobs_with_one_key_one_comes_back(jobs):
     assert jobs.redrive(queue="q") == []
 
 
+def test_the_last_life_is_shown_though_the_clock_was_set_back_after_the_first(jobs, clock):
+    jobs.put()
+    dead = jobs.dead()
+    clock.advance(hours=-1)
+    jobs.redrive(queue="q", job_id=dead.job_id)
+    jobs.cancel(queue="q", job_id=dead.job_id)
+    assert jobs.state(dead.job_id) == "cancelled"
+    assert jobs.cancel(queue="q", job_id=dead.job_id)[0].cancel == "cancelled"
+
+
 def test_a_redriven_job_keeps_the_window_it_had(jobs, clock):
     jobs.put()
     dead = jobs.dead(dedup_key="k", dedup_for="1 hour")
