@@ -277,8 +277,7 @@ begin
     perform almanac._ring(enqueue_many.queue, v_due_at);
     return query
         select enqueue_many.queue, coalesce(p.holder, p.id), p.holder is null or p.holder = p.id
-          from unnest(v_ids, v_owners) with ordinality as p (id, holder, n)
-         order by p.n;
+          from unnest(v_ids, v_owners) as p (id, holder);
 end;
 $$;
 comment on function almanac.enqueue_many(text, text, jsonb[], timestamptz, integer, text[], interval, text[], text[],
