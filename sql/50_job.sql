@@ -22,7 +22,7 @@ begin
                    h.external_id, h.created_at, h.created_by, h.finished_at, h.headers
               from almanac.job_history h
              where h.queue = job.queue and h.id = job.job_id
-             -- Not by time alone: the clock may have been set back between two lives, but only the last is not redriven.
+             -- Not by time alone: the clock may have been set back between two lives. The last is not redriven.
              order by h.redriven_at nulls first, h.finished_at desc
              limit 1;
     end if;
