@@ -55,7 +55,7 @@ def measured(bench: Bench, things: str, count: int, clients: int = 1, batch: int
     found = []
     for _ in range(TIMES):
         with psycopg.connect(bench.dsn(DATABASE), autocommit=True) as conn:
-            jobs.fill(conn, JOBS)
+            jobs.fill(conn, max(JOBS, 200 * clients))
             bench.settle(conn, "almanac.job")
         took, done = together(bench.dsn(DATABASE), clients, functools.partial(jobs.claim_loop, batch))
         found.append(described(things, count, took / sum(done) * 1e6, "us a job"))
@@ -112,6 +112,7 @@ def due_schedules(bench: Bench) -> Iterator[list[Measurement]]:
         with psycopg.connect(bench.dsn(DATABASE), autocommit=True) as conn:
             schedules.made(bench, conn, count, "interval '1 day' + random() * interval '364 days'", "0 9 1 1 *")
             found = []
+            conn.execute("select almanac.tick()")
             for _ in range(TIMES):
                 conn.execute(
                     """update almanac.schedule

@@ -133,8 +133,6 @@ def grown(bench: Bench, batch: int = 100, jobs: int = 30_000) -> Iterator[Leg]:
         with bench.emptied() as conn:
             for priority in range(10):
                 conn.execute(FUTURE, [priority])
-            for priority in range(10):
-                conn.execute(FILL, [1, None, priority])
         yield from measured("1,000,000 future jobs, 10 priorities")
 
     def history() -> Iterator[Measurement]:
@@ -233,7 +231,6 @@ def limits(bench: Bench, batch: int = 100, jobs: int = 10_000) -> Iterator[Leg]:
                 yield drain(bench, batch, 1, jobs=jobs, limit=limit)
             finally:
                 conn.execute("select almanac.put_queue('default', unset => array['max_running', 'rate_limit'])")
-                conn.execute("update almanac.queue set keyed_at = null where queue = 'default'")
 
     yield functools.partial(limited, "none", "max_running_per_key => 1")
     yield functools.partial(limited, "10,000 concurrency keys", "max_running_per_key => 1", True)
