@@ -43,6 +43,8 @@ def test_the_demo_shows_jobs_and_ends_cleanly_twice(data_dir):
             [sys.executable, "docs/examples/demo.py"],
             cwd=CHECKOUT, env=environment | {"ALMANAC_DATA_DIR": data_dir}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            # A shell ignores Ctrl-C for what it runs in the background, and that would be inherited.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         assert demo.stdout is not None
         shown = ""
