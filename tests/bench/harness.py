@@ -57,6 +57,13 @@ class Bench:
             self._create(database, TEMPLATE)
         return self.server.dsn_of(database)
 
+    def prepared(self, database: str, prepare: Callable[[Connection], None]) -> str:
+        """A database with the schema and with much in it, made once for the run."""
+        if database not in self._made:
+            with psycopg.connect(self.dsn(database), autocommit=True) as conn:
+                prepare(conn)
+        return self.dsn(database)
+
     def bare_dsn(self, database: str) -> str:
         """A database without the schema."""
         if database not in self._made:
@@ -170,9 +177,11 @@ def together(dsn: str, clients: int, loop: Loop) -> tuple[float, list[Any]]:
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute("select 1")
             ready.wait(60)
-            began = time.perf_counter()
-            answer = loop(conn)
-            answers.put((began, time.perf_counter(), answer))
+            began, answer = time.perf_counter(), None
+            try:
+                answer = loop(conn)
+            finally:
+                answers.put((began, time.perf_counter(), answer))
 
     processes = [context.Process(target=client) for _ in range(clients)]
     for process in processes:

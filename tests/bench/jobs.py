@@ -37,7 +37,7 @@ select count(*) from almanac.enqueue_many('default', 'noop', array_fill('{}'::js
                                           priority => %s)
 """
 # Enough for a second or two.
-JOBS = {1: 1_000, 10: 8_000, 100: 50_000, 1000: 50_000}
+JOBS = {1: 800, 10: 5_000, 100: 50_000, 1000: 50_000}
 
 
 # ── the two loops ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -67,7 +67,7 @@ def claim_loop(batch: int, conn: Connection) -> int:
 
 
 def ceiling(bench: Bench, batch: int, connections: int) -> Iterator[Measurement]:
-    jobs = JOBS[batch] * (2 if connections > 1 else 1)
+    jobs = JOBS[batch]
     with psycopg.connect(bench.bare_dsn("ceiling"), autocommit=True) as conn:
         conn.execute(CEILING_TABLE)
         conn.execute(CEILING_FILL, [jobs])
@@ -85,9 +85,9 @@ def fill(conn: Connection, jobs: int, due_at: Any = None, priority: int = 0) -> 
         conn.execute(FILL, [min(10_000, jobs - start), due_at, priority])
 
 
-def drain(bench: Bench, batch: int, connections: int, *, jobs: int | None = None, **described: Any) -> Measurement:
-    """Work off what is due in the database `bench`, which the caller has filled."""
-    took, done = together(bench.dsn(), connections, functools.partial(claim_loop, batch))
+def drain(dsn: str, batch: int, connections: int, *, jobs: int | None = None, **described: Any) -> Measurement:
+    """Work off what is due, which the caller has enqueued."""
+    took, done = together(dsn, connections, functools.partial(claim_loop, batch))
     assert jobs is None or sum(done) == jobs, f"{sum(done)} of {jobs}"
     return {
         "metric": "claim_complete_per_s", "value": sum(done) / took, "unit": "jobs/s",
@@ -96,11 +96,11 @@ def drain(bench: Bench, batch: int, connections: int, *, jobs: int | None = None
 
 
 def ours(bench: Bench, batch: int, connections: int, **described: Any) -> Iterator[Measurement]:
-    jobs = JOBS[batch] * (2 if connections > 1 else 1)
+    jobs = JOBS[batch]
     with bench.emptied() as conn:
         fill(conn, jobs)
         bench.settle(conn, "almanac.job")
-    yield drain(bench, batch, connections, jobs=jobs, **described)
+    yield drain(bench.dsn(), batch, connections, jobs=jobs, **described)
 
 
 # ── scenarios ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -116,35 +116,55 @@ def claim(bench: Bench) -> Iterator[Leg]:
 def grown(bench: Bench, batch: int = 100, jobs: int = 30_000) -> Iterator[Leg]:
     """The same claim beside things that must not matter."""
 
-    def measured(beside: str) -> Iterator[Measurement]:
-        with psycopg.connect(bench.dsn(), autocommit=True) as conn:
-            spread_over_priorities = beside == "1,000,000 future jobs, 10 priorities"
-            for priority in range(10) if spread_over_priorities else [0]:
-                fill(conn, jobs // (10 if spread_over_priorities else 1), priority=priority)
+    def measured(beside: str, dsn: str, priorities: int = 1) -> Iterator[Measurement]:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            for priority in range(priorities):
+                fill(conn, jobs // priorities, priority=priority)
             bench.settle(conn, "almanac.job")
-        yield drain(bench, batch, 1, jobs=jobs, beside=beside)
+        yield drain(dsn, batch, 1, jobs=jobs, beside=beside)
 
-    def emptied() -> Iterator[Measurement]:
+    def beside_nothing() -> Iterator[Measurement]:
         with bench.emptied():
             pass
-        yield from measured("nothing")
+        yield from measured("nothing", bench.dsn())
 
-    def future() -> Iterator[Measurement]:
-        with bench.emptied() as conn:
-            for priority in range(10):
-                conn.execute(FUTURE, [priority])
-        yield from measured("1,000,000 future jobs, 10 priorities")
+    def beside_future() -> Iterator[Measurement]:
+        yield from measured("1,000,000 future jobs, 10 priorities", bench.prepared("bench_future_10", in_ten), 10)
 
-    def history() -> Iterator[Measurement]:
-        with bench.emptied() as conn:
-            conn.execute(HISTORY)
-        yield from measured("1,000,000 rows of history")
+    def beside_history() -> Iterator[Measurement]:
+        yield from measured("1,000,000 rows of history", bench.prepared("bench_history", with_history))
 
-    def partitions() -> Iterator[Measurement]:
-        with bench.emptied() as conn, days_of_history(conn, 30):
-            yield from measured("30 partitions")
+    def beside_partitions() -> Iterator[Measurement]:
+        yield from measured("30 partitions", bench.prepared("bench_month", with_partitions))
 
-    yield from (emptied, future, history, partitions)
+    yield from (beside_nothing, beside_future, beside_history, beside_partitions)
+
+
+def in_ten(conn: Connection) -> None:
+    for priority in range(10):
+        conn.execute(FUTURE, [priority])
+
+
+def in_one(conn: Connection) -> None:
+    for _ in range(10):
+        conn.execute(FUTURE, [0])
+
+
+def with_history(conn: Connection) -> None:
+    conn.execute(HISTORY)
+    conn.execute("vacuum analyze almanac.job_history")
+
+
+def with_partitions(conn: Connection, days: int = 30) -> None:
+    """Daily partitions as a month of work leaves them."""
+    for day in range(1, days + 1):
+        (bounds,) = conn.execute(
+            "select format('from (%%L) to (%%L)', current_date - %s::integer, current_date - %s::integer)",
+            [day, day - 1],
+        ).fetchone() or ("",)
+        conn.execute(
+            f"create table almanac.bench_day_{day} partition of almanac.job_history for values {bounds}".encode()
+        )
 
 
 FUTURE = """
@@ -158,24 +178,6 @@ insert into almanac.job_history (id, due_at, lease_token, created_at, finished_a
 select -n, now(), n, now(), now(), 1, 5, 0, false, 'default', 'completed', 'noop', 'bench', '{}'
   from generate_series(1, 1000000) n
 """
-
-
-@contextlib.contextmanager
-def days_of_history(conn: Connection, days: int) -> Iterator[None]:
-    """Daily partitions as a month of work leaves them."""
-    for day in range(1, days + 1):
-        (bounds,) = conn.execute(
-            "select format('from (%%L) to (%%L)', current_date - %s::integer, current_date - %s::integer)",
-            [day, day - 1],
-        ).fetchone() or ("",)
-        conn.execute(
-            f"create table almanac.bench_day_{day} partition of almanac.job_history for values {bounds}".encode()
-        )
-    try:
-        yield
-    finally:
-        for day in range(1, days + 1):
-            conn.execute(f"drop table almanac.bench_day_{day}".encode())
 
 
 def snapshot(bench: Bench, batch: int = 100, jobs: int = 100_000) -> Iterator[Leg]:
@@ -228,7 +230,7 @@ def limits(bench: Bench, batch: int = 100, jobs: int = 10_000) -> Iterator[Leg]:
                     {"jobs": jobs, "keys": keys},
                 )
                 bench.settle(conn, "almanac.job")
-                yield drain(bench, batch, 1, jobs=jobs, limit=limit)
+                yield drain(bench.dsn(), batch, 1, jobs=jobs, limit=limit)
             finally:
                 conn.execute("select almanac.put_queue('default', unset => array['max_running', 'rate_limit'])")
 

@@ -20,10 +20,13 @@ def drains(bench: Bench) -> Iterator[Leg]:
 
 
 def drained(bench: Bench, processes: int, future: int = 0) -> Iterator[Measurement]:
-    with bench.emptied() as conn:
-        for _ in range(0, future, 100_000):
-            conn.execute(jobs.FUTURE, [0])
-    yield from worker.drain(bench.dsn(), processes=processes, future=future)
+    if future:
+        dsn = bench.prepared("bench_future", jobs.in_one)
+    else:
+        dsn = bench.dsn()
+        with bench.emptied():
+            pass
+    yield from worker.drain(dsn, processes=processes, future=future)
 
 
 def drained_by_quarters(bench: Bench, count: int = 100_000) -> Iterator[Measurement]:
