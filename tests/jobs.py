@@ -100,6 +100,19 @@ class Jobs:
     def parked(self) -> list[int]:
         return [row.id for row in self.sql("select id from almanac.job where parked_at is not null order by id")]
 
+    def forgotten(self) -> list[int]:
+        """Jobs parked for a key that has a free place, with nobody unparked who would take it."""
+        rows = self.sql("""
+            select p.id from almanac.job p join almanac.queue q using (queue)
+             where p.parked_at is not null
+               and q.max_running_per_key > (select count(*) from almanac.job r
+                                             where r.queue = p.queue and r.state = 'running'
+                                               and r.concurrency_key = p.concurrency_key)
+               and not exists (select from almanac.job w
+                                where w.queue = p.queue and w.concurrency_key = p.concurrency_key
+                                  and w.state in ('scheduled', 'retrying') and w.parked_at is null)""")
+        return [row.id for row in rows]
+
     def attempts(self, job_id: int) -> list[tuple[int, str | None]]:
         rows = self.sql(
             "select attempt, outcome from almanac.attempt_log where job_id = %s order by claimed_at, attempt_key",

@@ -256,7 +256,16 @@ def test_mixed_batches_on_overlapping_jobs_do_not_deadlock(request, live_jobs, l
         return call
 
     def single(call: Any) -> Any:
-        return lambda mine, rng: [call(mine, job) for job in some(rng, 3)]
+        def calls(mine: Jobs, rng: random.Random) -> None:
+            for job in some(rng, 10):
+                try:
+                    call(mine, job)
+                except psycopg.Error as error:
+                    # Somebody else was faster: most of the leases are.
+                    if error.sqlstate not in ("PA002", "PA003"):
+                        raise
+
+        return calls
 
     acts = {
         "enqueue": enqueue,
@@ -284,9 +293,8 @@ def test_mixed_batches_on_overlapping_jobs_do_not_deadlock(request, live_jobs, l
                     acts[name](mine, rng)
                     counts[name] += 1
                 except psycopg.Error as error:
-                    if error.sqlstate not in ("PA002", "PA003"):
-                        errors.append(error)
-                        raise
+                    errors.append(error)
+                    raise
 
     run([threading.Thread(target=work, args=[n]) for n in range(16)])
     print(f"seed {seed}: {sum(counts.values())} calls: {dict(counts)}")
@@ -295,15 +303,21 @@ def test_mixed_batches_on_overlapping_jobs_do_not_deadlock(request, live_jobs, l
     assert jobs.one("select deadlocks from pg_stat_database where datname = current_database()") == 0
     assert min(counts.values()) > 0
     assert len(counts) == len(acts)
-    # Nobody was forgotten: what is left can be worked off.
-    jobs.put(max_running_per_key=1, max_attempts=100_000)
-    stop = time.monotonic() + 90
+    # Nobody was forgotten: when the last leases have ended, what is left can be worked off.
+    time.sleep(5.5)
+    while jobs.reclaim_expired()[0].reclaim_expired:
+        pass
+    assert jobs.forgotten() == [], f"seed {seed}"
+    jobs.put(max_running_per_key=50, max_attempts=100_000)
+    moved = time.monotonic()
     while jobs.one("select count(*) from almanac.job"):
-        assert time.monotonic() < stop, f"seed {seed}: {jobs.sql('select state, parked_at, due_at from almanac.job')}"
         several = jobs.claim(batch_size=1000)
         jobs.complete_many(
             queue="q", job_ids=[job.job_id for job in several], lease_tokens=[job.lease_token for job in several]
         )
-        if not several:
+        if several:
+            moved = time.monotonic()
+        else:
+            assert time.monotonic() < moved + 20, f"seed {seed}: {jobs.sql('select * from almanac.job limit 20')}"
             jobs.reclaim_expired()
             time.sleep(0.05)

@@ -629,17 +629,6 @@ def test_a_claim_that_waits_for_its_turn_sees_a_grant_that_came_meanwhile(jobs, 
 # ── parking ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def nobody_is_forgotten(jobs):
-    """No job is parked for a key that has a free place."""
-    return jobs.sql("""
-        select p.id from almanac.job p join almanac.queue q using (queue)
-         where p.parked_at is not null
-           and q.max_running_per_key > (select count(*) from almanac.job r where r.queue = p.queue
-                                         and r.state = 'running' and r.concurrency_key = p.concurrency_key)
-           and not exists (select from almanac.job w where w.queue = p.queue and w.concurrency_key = p.concurrency_key
-                              and w.state in ('scheduled', 'retrying') and w.parked_at is null)""") == []  # fmt: skip
-
-
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_key_whose_holder_is_just_completing_parks_nobody(jobs, sessions, ending):
     a, b = sessions
@@ -650,7 +639,7 @@ def test_a_key_whose_holder_is_just_completing_parks_nobody(jobs, sessions, endi
     a.complete(**held(holder))
     assert b.claim(batch_size=5) == []
     a.sql(ending)
-    assert nobody_is_forgotten(jobs)
+    assert jobs.forgotten() == []
     assert b.claim_ids(batch_size=5) == ([waiting] if ending == "commit" else [])
     if ending == "rollback":
         a.complete(**held(holder))
@@ -680,7 +669,7 @@ def test_the_holder_of_a_key_cannot_let_go_before_the_parked_job_can_be_seen(job
         with Blocked(jobs.conn, b.conn, call) as waiting:
             a.sql(ending)
         waiting.value()
-    assert nobody_is_forgotten(jobs)
+    assert jobs.forgotten() == []
     assert jobs.claim_ids(batch_size=5) == ([holder.job_id] if let_go == "release" else [waiting_job])
 
 
