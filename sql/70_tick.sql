@@ -98,8 +98,29 @@ end;
 $$;
 comment on function almanac._watch_zones() is 'Notice a change of zone rules and recompute the ticks of that zone.';
 
--- 70 _keep_house: once a minute, by whichever tick gets there first: partitions, retention, zone rules.
--- Reads: heartbeat. Calls: clock, _beat, _keep_partitions, _prune, _watch_zones.
+-- 70 _ring_pg_cron: lets pg_cron's launcher read its jobs again. It hears of a change by a message of the server, loses
+-- it among thousands (somebody installs or restores, in whichever database), and never looks by itself: the job would
+-- not run until the next restart. The same job declared once more, as it is, is a change to it.
+create or replace function almanac._ring_pg_cron()
+    returns void
+    language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
+as $$
+begin
+    if to_regclass('cron.job') is not null then
+        execute 'select cron.schedule(jobname::text, schedule, command) from cron.job '
+                'where jobname = $1 and database = current_database() and username = current_user'
+            using 'almanac';
+    end if;
+exception
+    -- It is no worse than before, and whoever ticks goes on.
+    when insufficient_privilege or undefined_function or lock_not_available then null;
+end;
+$$;
+comment on function almanac._ring_pg_cron() is 'Let pg_cron read its jobs again, in case it missed the change.';
+
+-- 70 _keep_house: once a minute, by whichever tick gets there first: partitions, retention, zone rules, and pg_cron if
+-- it should tick and does not.
+-- Reads: heartbeat. Calls: clock, _beat, _keep_partitions, _prune, _ring_pg_cron, _watch_zones.
 create or replace function almanac._keep_house(batch_size integer, ticked_by text)
     returns boolean
     language plpgsql volatile set search_path = ''
@@ -116,6 +137,10 @@ begin
     perform almanac._keep_partitions();
     perform almanac._prune(_keep_house.batch_size);
     perform almanac._watch_zones();
+    if exists (select from almanac.heartbeat h
+                where h.source = 'pg_cron' and h.ticked_at not between v_now - interval '10 seconds' and v_now) then
+        perform almanac._ring_pg_cron();
+    end if;
     return true;
 end;
 $$;

@@ -74,8 +74,8 @@ comment on procedure almanac._tick_loop(boolean) is
     'Tick until nothing is left, or every second until shortly before the next minute.';
 
 -- 71 start_ticking: lets pg_cron tick in this database: every second where it can, else a loop once a minute.
--- Calling it again sets right what was changed meanwhile.
--- Calls: _audit, _beat, _pg_cron_state.
+-- Calling it again sets right what was changed meanwhile, and rings where pg_cron has not heard of it.
+-- Calls: _audit, _beat, _pg_cron_state, _ring_pg_cron.
 create or replace function almanac.start_ticking()
     returns text
     language plpgsql volatile security definer set search_path = ''
@@ -118,15 +118,20 @@ begin
     execute 'select jsonb_agg(jsonb_build_object(''schedule'', schedule, ''command'', command, ''active'', active)), '
             'array_agg(jobid::text) from cron.job where jobname = $1 and database = current_database()'
         into v_before, v_jobs using 'almanac';
-    -- One row, ours, as it should be: nothing to do.
+    -- One row, ours, as it should be: nothing to change.
     if v_before <> jsonb_build_array(jsonb_build_object('schedule', v_when, 'command', v_command, 'active', true))
        or v_before is null then
         if v_jobs is not null then
             execute 'select count(cron.unschedule(jobid)) from cron.job where jobid = any ($1::bigint[])' using v_jobs;
         end if;
+        -- After an installation there is more news than pg_cron's launcher can hear at once (see _ring_pg_cron). It
+        -- listens every second: then this will be all the news there is.
+        perform pg_sleep(1.2);
         execute 'select cron.schedule($1, $2, $3)' using 'almanac', v_when, v_command;
         perform almanac._audit('start_ticking', null, 'pg_cron', null, v_before,
                                jsonb_build_object('schedule', v_when, 'command', v_command));
+    else
+        perform almanac._ring_pg_cron();
     end if;
     -- From now on its silence is worth an alert.
     perform almanac._beat('pg_cron', 'start_ticking');

@@ -9,6 +9,7 @@ declare
     v_beat    almanac.heartbeat;
     v_age     double precision;
     v_cron    almanac.pg_cron_state := almanac._pg_cron_state();
+    v_silent  double precision;
     v_due     timestamptz;
     v_queue   text;
     v_count   bigint;
@@ -30,17 +31,25 @@ begin
              else 'Start pg_cron with select almanac.start_ticking(); or a worker; or call select almanac.tick();' end,
         v_age)::almanac.health_check;
 
+    -- With pg_cron 1.4 the first tick comes with the next full minute.
+    select extract(epoch from v_now - h.ticked_at) into v_silent from almanac.heartbeat h
+     where h.source = 'pg_cron' and v_cron.active and h.ticked_at < v_now - interval '90 seconds';
     return next row ('pg_cron',
         case when v_cron.job_id is null then 'ok' when not v_cron.active or v_cron.last_status = 'failed'
-             then 'warning' else 'ok' end,
+             or v_silent is not null then 'warning' else 'ok' end,
         case when not v_cron.loaded then 'not loaded; workers or others tick'
              when v_cron.version is null then format('lives in database %s', v_cron.database)
              when v_cron.job_id is null then 'is there and not used; workers or others tick'
-             else format('version %s, job %s is %s, last run %s: %s', v_cron.version, v_cron.job_id,
+             else format('version %s, job %s is %s, last run %s: %s%s', v_cron.version, v_cron.job_id,
                          case when v_cron.active then 'active' else 'switched off' end,
-                         coalesce(v_cron.last_run_at::text, 'never'), coalesce(v_cron.last_status, 'none')) end,
+                         coalesce(v_cron.last_run_at::text, 'never'), coalesce(v_cron.last_status, 'none'),
+                         ', has not ticked for ' || round(v_silent) || ' s') end,
         case when v_cron.job_id is not null and not v_cron.active then 'select almanac.start_ticking();'
-             when v_cron.last_status = 'failed' then 'See return_message in cron.job_run_details.' end,
+             when v_cron.last_status = 'failed' then 'See return_message in cron.job_run_details.'
+             when v_silent is not null then
+                 'select almanac.start_ticking(); lets it read its jobs again. If it is silent for another minute: '
+                 'select pg_reload_conf(); and if that does not help, its launcher was ended, and only a restart of the '
+                 'server brings it back.' end,
         null)::almanac.health_check;
 
     select min(s.look_at), count(*) into v_due, v_count

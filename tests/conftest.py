@@ -21,7 +21,7 @@ from psycopg.rows import namedtuple_row
 
 from pyclient import database
 from pyclient.migrate import migrate
-from tests import servers
+from tests import pg_cron, servers
 
 TEMPLATE, LIVE_TEMPLATE, CRON_DATABASE = "almanac_template", "almanac_live_template", "almanac_cron"
 STACK = pytest.StashKey[contextlib.ExitStack]()
@@ -236,26 +236,30 @@ def cron_server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
     with choice.start_with_pg_cron(CRON_DATABASE) as server:
         with psycopg.connect(server.dsn, autocommit=True) as conn:
             database.create_database_if_missing(conn, CRON_DATABASE)
-            row = conn.execute("select default_version from pg_available_extensions where name = 'pg_cron'").fetchone()
+        with psycopg.connect(server.dsn_of(CRON_DATABASE), autocommit=True) as conn:
+            conn.execute("create extension if not exists pg_cron schema pg_catalog")  # public is emptied by each test
+            row = conn.execute("select extversion from pg_extension where extname = 'pg_cron'").fetchone()
         config.stash[USED].add(f"{server.describe()} with pg_cron {row[0] if row else '?'}")
         yield server
 
 
 @pytest.fixture
-def cron_dsn(cron_server: servers.Server) -> str:
-    """The one database of its server where pg_cron lives, as new.
+def cron_dsn(cron_server: servers.Server) -> Iterator[str]:
+    """The one database of its server where pg_cron lives, as new, and pg_cron ready to hear of a job.
 
-    Emptied, not dropped: pg_cron's launcher does not come back once its session has been terminated.
+    Database and extension stay: the launcher does not come back once its session has been terminated, and may go on
+    looking at the tables of an extension that was dropped.
     """
     dsn = cron_server.dsn_of(CRON_DATABASE)
     with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute("drop extension if exists pg_cron cascade")
+        pg_cron.forget_jobs(conn)
         conn.execute("drop schema if exists almanac cascade")
         conn.execute("drop schema public cascade")
         conn.execute("create schema public")
-        conn.execute("create extension pg_cron")
-    migrate(dsn)
-    return dsn
+        migrate(dsn)
+        pg_cron.Launcher(conn).catch_up()
+        yield dsn
+        pg_cron.forget_jobs(conn)
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 import itertools
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -11,6 +12,7 @@ import pytest
 
 from pyclient.migrate import migrate
 from tests.jobs import Jobs, refused
+from tests.pg_cron import Launcher, end_loops
 
 # ── where there is no pg_cron ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -29,13 +31,8 @@ def test_without_pg_cron_the_error_says_what_to_add(jobs):
 
 
 @pytest.fixture
-def cron_jobs(cron_conn) -> Iterator[Jobs]:
-    """A fresh database with pg_cron. Its launcher remembers jobs by number, also over a drop of the extension."""
-    jobs = Jobs(cron_conn)
-    jobs.sql("select setval('cron.jobid_seq', extract(epoch from clock_timestamp())::bigint)")
-    yield jobs
-    jobs.stop_ticking()
-    end_loops(jobs)
+def cron_jobs(cron_conn) -> Jobs:
+    return Jobs(cron_conn)
 
 
 def wait_for(condition: Callable[[], Any], seconds: float) -> Any:
@@ -44,13 +41,6 @@ def wait_for(condition: Callable[[], Any], seconds: float) -> Any:
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.1)
     return found
-
-
-def end_loops(jobs: Jobs) -> None:
-    """A loop of pg_cron 1.4 would go on to the end of its minute, and hold up the next one."""
-    running = """select pg_terminate_backend(pid) from pg_stat_activity
-                  where datname = current_database() and query ~ '_tick_' and pid <> pg_backend_pid()"""
-    wait_for(lambda: not jobs.sql(running), 10)
 
 
 def cron_rows(jobs: Jobs) -> list[Any]:
@@ -81,6 +71,50 @@ def test_starting_and_stopping_twice_is_fine(cron_jobs):
     assert cron_rows(cron_jobs) == []
 
 
+# ── its launcher misses the message that there is a job, and does not look by itself ────────────────────────────────
+
+
+@pytest.mark.pg_cron
+def test_a_start_that_pg_cron_missed_is_heard_when_it_is_started_again(cron_jobs):
+    launcher = Launcher(cron_jobs.conn)
+    with launcher.reads_its_jobs(expected=False), launcher.deaf():
+        said = cron_jobs.one("select almanac.start_ticking()")
+    with launcher.reads_its_jobs():
+        assert cron_jobs.one("select almanac.start_ticking()") == said
+    assert len(cron_rows(cron_jobs)) == 1
+    assert cron_jobs.one("select count(*) from almanac.audit where action = 'start_ticking'") == 1
+
+
+@pytest.mark.pg_cron
+def test_whoever_ticks_instead_of_pg_cron_lets_it_hear_of_its_job(cron_jobs):
+    launcher = Launcher(cron_jobs.conn)
+    with launcher.reads_its_jobs(expected=False), launcher.deaf():
+        cron_jobs.sql("select almanac.start_ticking()")
+    rows = cron_rows(cron_jobs)
+    cron_jobs.sql("update almanac.heartbeat set ticked_at = ticked_at - interval '100 seconds'")
+    (check,) = [check for check in cron_jobs.health() if check.name == "pg_cron"]
+    assert check.status == "warning"
+    assert "has not ticked for 10" in check.message
+    assert "start_ticking" in check.hint
+    with launcher.reads_its_jobs():
+        assert cron_jobs.tick_if_stale(worker="w1")[0].tick_if_stale is True
+    assert cron_rows(cron_jobs) == rows
+    with launcher.reads_its_jobs(expected=False):  # once a minute is enough
+        cron_jobs.sql("select almanac.tick()")
+
+
+@pytest.mark.pg_cron
+def test_right_after_an_installation_pg_cron_is_given_time_to_listen(cron_jobs, cron_dsn):
+    launcher = Launcher(cron_jobs.conn)
+    with psycopg.connect(cron_dsn, autocommit=True) as conn:
+        starting = threading.Thread(target=conn.execute, args=["select almanac.start_ticking()"])
+        with launcher.deaf():
+            starting.start()
+            time.sleep(0.3)
+        with launcher.reads_its_jobs():
+            starting.join()
+
+
 @pytest.mark.pg_cron
 @pytest.mark.timeout(300)  # pg_cron 1.4 may let a full minute pass
 def test_a_schedule_fires_with_no_worker_and_a_worker_takes_over(cron_jobs, cron_dsn):
@@ -103,7 +137,7 @@ def test_a_schedule_fires_with_no_worker_and_a_worker_takes_over(cron_jobs, cron
 
     # Its job is taken away behind our back, and the loop that runs is ended.
     jobs.sql("update cron.job set active = false")
-    end_loops(jobs)
+    end_loops(jobs.conn)
     stopped = time.monotonic()
     with psycopg.connect(cron_dsn, autocommit=True) as conn:
         worker = Jobs(conn)
