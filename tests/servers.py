@@ -196,13 +196,13 @@ def given_server(dsn: str) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def docker_server(**settings: str) -> Iterator[Server]:
-    """Our image, built from docker/postgres.Dockerfile, through testcontainers."""
+def docker_server(database: str = "postgres", **settings: str) -> Iterator[Server]:
+    """Our image, built from docker/postgres.Dockerfile, through testcontainers. pg_cron lives in `database`."""
     from tests import containers
 
-    with containers.postgres(FAST | settings) as dsn:
-        server = Server(dsn=dsn, origin="Docker")
-        server.version = wait_until_ready(dsn)
+    with containers.postgres(FAST | settings, database) as dsn:
+        server = Server(dsn=make_conninfo(dsn, dbname="postgres"), origin="Docker")
+        server.version = wait_until_ready(server.dsn)
         yield server
 
 
@@ -248,6 +248,8 @@ class Choice:
 
     def start_with_pg_cron(self, database: str) -> contextlib.AbstractContextManager[Server]:
         """A server of its own: pg_cron lives in one database of a server."""
+        if self.kind == "docker":  # the image is set up for it, and refuses to be when it is told so again
+            return docker_server(database)
         return self.start(
             **{
                 "shared_preload_libraries": "pg_cron",
