@@ -39,8 +39,12 @@ def end_loops(conn: psycopg.Connection[Any]) -> None:
 class Launcher:
     """pg_cron's launcher, and whether it has read its jobs: 1.4 shows when, 1.6 begins to run them within a second."""
 
-    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+    def __init__(
+        self, conn: psycopg.Connection[Any], send: Callable[[int, signal.Signals], None] | None = None
+    ) -> None:
+        """`send` is how to send it a signal, where it is not a process of this machine."""
         self.conn = conn
+        self.send = send or self._kill
 
     def _shown(self) -> tuple[Any, ...] | None:
         return self.conn.execute(
@@ -81,16 +85,19 @@ class Launcher:
         """In the block it does not hear the news, of which there are too many; afterwards it listens again."""
         shown = self._shown()
         assert shown, "pg_cron's launcher does not run"
-        # In a container it has another number, which here may be anybody's.
-        process = Path(f"/proc/{shown[0]}/cmdline")
-        if not process.exists() or "pg_cron launcher" not in process.read_text():
-            pytest.skip("pg_cron's launcher is not a process of this machine")
-        os.kill(shown[0], signal.SIGSTOP)
+        self.send(shown[0], signal.SIGSTOP)
         try:
             self.conn.execute(A_LOT_OF_NEWS)
             yield
         finally:
-            os.kill(shown[0], signal.SIGCONT)
+            self.send(shown[0], signal.SIGCONT)
+
+    def _kill(self, pid: int, number: signal.Signals) -> None:
+        # In a container it has another number, which here may be anybody's.
+        process = Path(f"/proc/{pid}/cmdline")
+        if not process.exists() or "pg_cron launcher" not in process.read_text():
+            pytest.skip("pg_cron's launcher is not a process of this machine")
+        os.kill(pid, number)
 
 
 def _within(seconds: float, condition: Callable[[], bool]) -> bool:
