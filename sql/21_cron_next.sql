@@ -1,7 +1,7 @@
 -- 21 _next_label: the first local time at or after a given one that matches a rule. Labels are local seconds since
 -- 1970-01-01 00:00 on the clock of the zone, so that days, months and masks need only integers; zones come in later.
 -- Jumps from field to field; the only loop goes over months that the rule names, at most 50 years of them.
--- Calls: _lowest_bit, _month_days, _month_length.
+-- Calls: _first_time, _lowest_bit, _month_days, _month_length.
 create or replace function almanac._next_label(rule almanac.cron_rule, label bigint)
     returns bigint
     language plpgsql immutable parallel safe set search_path = ''
@@ -68,16 +68,14 @@ begin
         v_length := almanac._month_length(v_year, v_month);
         v_days := almanac._month_days(rule, v_dow, v_length);
     end loop;
-    return (v_first + almanac._lowest_bit(v_days) - 1 - c_shift)::bigint * 86400
-           + almanac._lowest_bit(rule.hour_mask) * 3600
-           + almanac._lowest_bit(rule.minute_mask) * 60 + almanac._lowest_bit(rule.second_mask);
+    return (v_first + almanac._lowest_bit(v_days) - 1 - c_shift)::bigint * 86400 + almanac._first_time(rule);
 end;
 $$;
 comment on function almanac._next_label(almanac.cron_rule, bigint) is
     'First matching local time at or after one, both in local seconds since 1970; null if none within 50 years.';
 
 -- 21 _previous_label: the last local time at or before a given one that matches; the mirror of _next_label.
--- Calls: _highest_bit, _month_days, _month_length.
+-- Calls: _highest_bit, _last_time, _month_days, _month_length.
 create or replace function almanac._previous_label(rule almanac.cron_rule, label bigint)
     returns bigint
     language plpgsql immutable parallel safe set search_path = ''
@@ -140,9 +138,7 @@ begin
         v_length := almanac._month_length(v_year, v_month);
         v_days := almanac._month_days(rule, v_dow, v_length);
     end loop;
-    return (v_first + almanac._highest_bit(v_days) - 1 - c_shift)::bigint * 86400
-           + almanac._highest_bit(rule.hour_mask) * 3600
-           + almanac._highest_bit(rule.minute_mask) * 60 + almanac._highest_bit(rule.second_mask);
+    return (v_first + almanac._highest_bit(v_days) - 1 - c_shift)::bigint * 86400 + almanac._last_time(rule);
 end;
 $$;
 comment on function almanac._previous_label(almanac.cron_rule, bigint) is
@@ -155,6 +151,16 @@ create or replace function almanac._utc_offset(zone text, instant bigint)
     return extract(epoch from to_timestamp(_utc_offset.instant) at time zone _utc_offset.zone)::bigint
            - _utc_offset.instant;
 comment on function almanac._utc_offset(text, bigint) is 'Offset of a zone from UTC at an instant, in seconds.';
+
+-- 21 _is_shown: whether the clocks of a zone show a local time at all. PostgreSQL maps one in a gap to an instant that
+-- shows another. The zone must come from _zone.
+create or replace function almanac._is_shown(zone text, label bigint)
+    returns boolean
+    language sql immutable parallel safe
+    return to_timestamp(_is_shown.label) at time zone 'UTC'
+           = to_timestamp(_is_shown.label) at time zone 'UTC' at time zone _is_shown.zone at time zone _is_shown.zone;
+comment on function almanac._is_shown(text, bigint) is
+    'Whether a local time, in local seconds since 1970, exists in a zone: false in a gap.';
 
 -- 21 _offset_change: the first second with the new offset, where the offset differs between two instants.
 -- Calls: _utc_offset.
@@ -203,53 +209,71 @@ create or replace function almanac._instant(microseconds numeric)
            + make_interval(secs => _instant.microseconds / 1000000 - floor(_instant.microseconds / 1000000));
 comment on function almanac._instant(numeric) is 'The instant so many microseconds after 1970-01-01 00:00 UTC.';
 
--- 21 _next_run: the next instant of a parsed rule, strictly after one; what a tick calls, so nothing is parsed or
--- checked here. Null where there is none within 50 years (a rule whose every local time falls into gaps, skipped).
--- Time is walked in stretches of constant offset. No clock change is larger than 24 hours and no two are closer than
--- 78 hours in any zone, so looking 26 hours back and 52 ahead sees the one change that can matter, and a far label can
--- be approached to within 26 hours without looking at the changes in between.
--- Calls: _instant, _next_label, _offset_change, _utc_offset, _zone.
-create or replace function almanac._next_run(
-    rule almanac.cron_rule, timezone text, after timestamptz, dst_gap text, dst_overlap text, anchor timestamptz)
+-- 21 _next_elapsed: the next instant of an @every rule, strictly after one. The anchor is null for the epoch.
+-- Calls: _instant.
+create or replace function almanac._next_elapsed(every_us bigint, after timestamptz, anchor timestamptz)
     returns timestamptz
     language plpgsql immutable parallel safe set search_path = ''
 as $$
 declare
-    c_back   constant bigint := 93600;
-    c_ahead  constant bigint := 187200;
-    v_zone   text;
-    v_from   bigint;  -- runs before this instant are of no interest
-    v_until  bigint;
-    v_offset bigint;
-    v_before bigint;  -- offset before the change behind v_from
-    v_beyond bigint;  -- offset after the change ahead of v_from
-    v_start  bigint;  -- change behind v_from: the stretch begins here
-    v_end    bigint;  -- change ahead of v_from: the stretch ends here
-    v_low    bigint;
-    v_high   bigint;
-    v_label  bigint;
-    v_us     numeric;
+    v_anchor numeric := coalesce(extract(epoch from anchor) * 1000000, 0);
+    v_after  numeric := extract(epoch from after) * 1000000 - v_anchor;
 begin
-    if rule.every_us is not null then
-        v_us := coalesce(extract(epoch from anchor) * 1000000, 0);
-        v_us := v_us + rule.every_us * (floor((extract(epoch from after) * 1000000 - v_us) / rule.every_us) + 1);
-        return almanac._instant(v_us);
-    end if;
+    return almanac._instant(v_anchor + every_us * (floor(v_after / every_us) + 1));
+end;
+$$;
+comment on function almanac._next_elapsed(bigint, timestamptz, timestamptz) is
+    'Next multiple of a period, counted from an anchor, strictly after an instant.';
 
-    v_from := floor(extract(epoch from after))::bigint + 1;
-    if timezone = 'UTC' then
-        return to_timestamp(almanac._next_label(rule, v_from));
-    end if;
+-- 21 _previous_elapsed: the last instant of an @every rule, strictly before one; the mirror of _next_elapsed.
+-- Calls: _instant.
+create or replace function almanac._previous_elapsed(every_us bigint, before timestamptz, anchor timestamptz)
+    returns timestamptz
+    language plpgsql immutable parallel safe set search_path = ''
+as $$
+declare
+    v_anchor numeric := coalesce(extract(epoch from anchor) * 1000000, 0);
+    v_before numeric := extract(epoch from before) * 1000000 - v_anchor;
+begin
+    return almanac._instant(v_anchor + every_us * (ceil(v_before / every_us) - 1));
+end;
+$$;
+comment on function almanac._previous_elapsed(bigint, timestamptz, timestamptz) is
+    'Last multiple of a period, counted from an anchor, strictly before an instant.';
 
-    v_zone := almanac._zone(timezone);
-    v_until := v_from + 1577880000;
+-- 21 _next_in_zone: the first run at or after a Unix second, by the clocks of a zone; null if none within 50 years.
+-- Time is walked in stretches of constant offset. No clock change is larger than 24 hours and no two are closer than
+-- 78 hours in any zone, so looking 26 hours back and 52 ahead sees the one change that can matter, and a far label can
+-- be approached to within 26 hours without looking at the changes in between.
+-- Calls: _is_shown, _last_time, _next_label, _offset_change, _utc_offset, _zone.
+create or replace function almanac._next_in_zone(
+    rule almanac.cron_rule, timezone text, first bigint, dst_gap text, dst_overlap text)
+    returns timestamptz
+    language plpgsql immutable parallel safe set search_path = ''
+as $$
+declare
+    c_back     constant bigint := 93600;
+    c_ahead    constant bigint := 187200;
+    v_zone     text   := almanac._zone(timezone);
+    v_from     bigint := first;  -- runs before this instant are of no interest
+    v_until    bigint := first + 1577880000;
+    v_offset   bigint;
+    v_before   bigint;  -- offset before the change behind v_from
+    v_beyond   bigint;  -- offset after the change ahead of v_from
+    v_start    bigint;  -- change behind v_from: the stretch begins here
+    v_end      bigint;  -- change ahead of v_from: the stretch ends here
+    v_low      bigint;
+    v_high     bigint;
+    v_label    bigint;
+    v_midnight bigint;
+begin
     while v_from < v_until loop
         v_offset := almanac._utc_offset(v_zone, v_from);
-        v_before := almanac._utc_offset(v_zone, v_from - c_back);
+        v_before := case when rule.is_wildcard then v_offset else almanac._utc_offset(v_zone, v_from - c_back) end;
         v_beyond := almanac._utc_offset(v_zone, v_from + c_ahead);
 
         v_low := v_from + v_offset;
-        if v_before <> v_offset and not rule.is_wildcard then
+        if v_before <> v_offset then
             v_start := almanac._offset_change(v_zone, v_from - c_back, v_from);
             if v_before > v_offset then
                 -- The clock went back: what it shows for the second time has had its run.
@@ -281,63 +305,63 @@ begin
         end if;
         if v_label < v_high then
             return to_timestamp(v_label - v_offset);
-        end if;
-        v_from := coalesce(v_end, greatest(v_from + c_ahead, v_label - v_offset - c_back));
-        -- Behind a change the labels may begin again.
-        if v_end is not null then
+        elsif v_end is not null then
+            -- Behind a change the labels may begin again.
+            v_from := v_end;
             v_label := null;
+        else
+            -- Where gaps are left out, a rule may name times that fall into one year after year. A gap has no holes:
+            -- if it holds the first and the last label of a day, it holds them all, and no closer look is needed.
+            while (rule.is_wildcard or dst_gap = 'skip') and not almanac._is_shown(v_zone, v_label) loop
+                v_midnight := v_label - (v_label + 62162035200) % 86400;
+                exit when almanac._is_shown(v_zone, v_midnight + almanac._last_time(rule));
+                v_label := almanac._next_label(rule, v_midnight + 86400);
+                if v_label is null or v_label > v_until then
+                    return null;
+                end if;
+            end loop;
+            v_from := greatest(v_from + c_ahead, v_label - v_offset - c_back);
         end if;
     end loop;
     return null;
 end;
 $$;
-comment on function almanac._next_run(almanac.cron_rule, text, timestamptz, text, text, timestamptz) is
-    'Next run of a parsed rule strictly after an instant, or null if there is none within 50 years.';
+comment on function almanac._next_in_zone(almanac.cron_rule, text, bigint, text, text) is
+    'First run of a rule at or after a Unix second by the clocks of a zone, or null if there is none within 50 years.';
 
--- 21 _previous_run: the last instant of a parsed rule, strictly before one; the mirror of _next_run.
--- Calls: _instant, _offset_change, _previous_label, _utc_offset, _zone.
-create or replace function almanac._previous_run(
-    rule almanac.cron_rule, timezone text, before timestamptz, dst_gap text, dst_overlap text, anchor timestamptz)
+-- 21 _previous_in_zone: the last run at or before a Unix second, by the clocks of a zone; the mirror of _next_in_zone.
+-- Calls: _first_time, _is_shown, _offset_change, _previous_label, _utc_offset, _zone.
+create or replace function almanac._previous_in_zone(
+    rule almanac.cron_rule, timezone text, last bigint, dst_gap text, dst_overlap text)
     returns timestamptz
     language plpgsql immutable parallel safe set search_path = ''
 as $$
 declare
-    c_back   constant bigint := 187200;
-    c_ahead  constant bigint := 93600;
-    v_zone   text;
-    v_from   bigint;  -- runs after this instant are of no interest
-    v_until  bigint;
-    v_offset bigint;
-    v_before bigint;
-    v_beyond bigint;
-    v_start  bigint;
-    v_low    bigint;
-    v_high   bigint;
-    v_label  bigint;
-    v_us     numeric;
+    c_back     constant bigint := 187200;
+    c_ahead    constant bigint := 93600;
+    v_zone     text   := almanac._zone(timezone);
+    v_from     bigint := last;  -- runs after this instant are of no interest
+    v_until    bigint := last - 1577880000;
+    v_offset   bigint;
+    v_before   bigint;
+    v_beyond   bigint;
+    v_start    bigint;
+    v_low      bigint;
+    v_high     bigint;
+    v_label    bigint;
+    v_midnight bigint;
 begin
-    if rule.every_us is not null then
-        v_us := coalesce(extract(epoch from anchor) * 1000000, 0);
-        v_us := v_us + rule.every_us * (ceil((extract(epoch from before) * 1000000 - v_us) / rule.every_us) - 1);
-        return almanac._instant(v_us);
-    end if;
-
-    v_from := ceil(extract(epoch from before))::bigint - 1;
-    if timezone = 'UTC' then
-        return to_timestamp(almanac._previous_label(rule, v_from));
-    end if;
-
-    v_zone := almanac._zone(timezone);
-    v_until := v_from - 1577880000;
     while v_from > v_until loop
         v_offset := almanac._utc_offset(v_zone, v_from);
         v_before := almanac._utc_offset(v_zone, v_from - c_back);
-        v_beyond := almanac._utc_offset(v_zone, v_from + c_ahead);
 
         v_high := v_from + v_offset;
-        if v_beyond < v_offset and dst_overlap = 'second' and not rule.is_wildcard then
-            -- The clock will go back: what it will show again runs then.
-            v_high := least(v_high, almanac._offset_change(v_zone, v_from, v_from + c_ahead) + v_beyond - 1);
+        if dst_overlap = 'second' and not rule.is_wildcard then
+            v_beyond := almanac._utc_offset(v_zone, v_from + c_ahead);
+            if v_beyond < v_offset then
+                -- The clock will go back: what it will show again runs then.
+                v_high := least(v_high, almanac._offset_change(v_zone, v_from, v_from + c_ahead) + v_beyond - 1);
+            end if;
         end if;
 
         v_start := null;
@@ -358,21 +382,70 @@ begin
         end if;
         if v_label >= v_low then
             return to_timestamp(v_label - v_offset);
-        end if;
-        if v_start is null then
-            v_from := least(v_from - c_back, v_label - v_offset + c_ahead);
-        else
+        elsif v_start is not null then
             if v_before < v_offset and dst_gap = 'after' and not rule.is_wildcard
                and v_label >= v_start + v_before then
                 return to_timestamp(v_start);
             end if;
             v_from := v_start - 1;
             v_label := null;
+        else
+            while (rule.is_wildcard or dst_gap = 'skip') and not almanac._is_shown(v_zone, v_label) loop
+                v_midnight := v_label - (v_label + 62162035200) % 86400;
+                exit when almanac._is_shown(v_zone, v_midnight + almanac._first_time(rule));
+                v_label := almanac._previous_label(rule, v_midnight - 1);
+                if v_label is null or v_label < v_until then
+                    return null;
+                end if;
+            end loop;
+            v_from := least(v_from - c_back, v_label - v_offset + c_ahead);
         end if;
     end loop;
     return null;
 end;
 $$;
+comment on function almanac._previous_in_zone(almanac.cron_rule, text, bigint, text, text) is
+    'Last run of a rule at or before a Unix second by the clocks of a zone, or null if there is none within 50 years.';
+
+-- 21 _next_run: the next instant of a parsed rule, strictly after one; what a tick calls, so nothing is parsed or
+-- checked here. Null where there is none within 50 years (a rule whose every local time falls into gaps, skipped).
+-- One expression, which the planner puts in place of the call; hence UTC said aloud, where extract would be stable.
+-- Calls: _next_elapsed, _next_in_zone, _next_label.
+create or replace function almanac._next_run(
+    rule almanac.cron_rule, timezone text, after timestamptz, dst_gap text, dst_overlap text, anchor timestamptz)
+    returns timestamptz
+    language sql immutable parallel safe
+    return case
+        when (_next_run.rule).every_us is not null then
+            almanac._next_elapsed((_next_run.rule).every_us, _next_run.after, _next_run.anchor)
+        when _next_run.timezone = 'UTC' then
+            to_timestamp(almanac._next_label(
+                _next_run.rule, floor(extract(epoch from _next_run.after at time zone 'UTC'))::bigint + 1))
+        else
+            almanac._next_in_zone(
+                _next_run.rule, _next_run.timezone,
+                floor(extract(epoch from _next_run.after at time zone 'UTC'))::bigint + 1,
+                _next_run.dst_gap, _next_run.dst_overlap) end;
+comment on function almanac._next_run(almanac.cron_rule, text, timestamptz, text, text, timestamptz) is
+    'Next run of a parsed rule strictly after an instant, or null if there is none within 50 years.';
+
+-- 21 _previous_run: the last instant of a parsed rule, strictly before one; the mirror of _next_run.
+-- Calls: _previous_elapsed, _previous_in_zone, _previous_label.
+create or replace function almanac._previous_run(
+    rule almanac.cron_rule, timezone text, before timestamptz, dst_gap text, dst_overlap text, anchor timestamptz)
+    returns timestamptz
+    language sql immutable parallel safe
+    return case
+        when (_previous_run.rule).every_us is not null then
+            almanac._previous_elapsed((_previous_run.rule).every_us, _previous_run.before, _previous_run.anchor)
+        when _previous_run.timezone = 'UTC' then
+            to_timestamp(almanac._previous_label(
+                _previous_run.rule, ceil(extract(epoch from _previous_run.before at time zone 'UTC'))::bigint - 1))
+        else
+            almanac._previous_in_zone(
+                _previous_run.rule, _previous_run.timezone,
+                ceil(extract(epoch from _previous_run.before at time zone 'UTC'))::bigint - 1,
+                _previous_run.dst_gap, _previous_run.dst_overlap) end;
 comment on function almanac._previous_run(almanac.cron_rule, text, timestamptz, text, text, timestamptz) is
     'Last run of a parsed rule strictly before an instant, or null if there is none within 50 years.';
 
@@ -391,7 +464,8 @@ $$;
 comment on function almanac._refuse_no_run(text, text) is 'Raises PA007 for a rule that has no run within 50 years.';
 
 -- 21 next_run: cron text to the next instant, for people in psql and for checks; a tick uses _next_run.
--- Calls: _check_run_arguments, _good_run_arguments, _next_run, _refuse_no_run, parse_cron.
+-- Five plain fields have at most 29 characters: what is longer is none, and is not split here whatever its length.
+-- Calls: _check_run_arguments, _good_run_arguments, _is_settled, _next_run, _plain_rule, _refuse_no_run, parse_cron.
 create or replace function almanac.next_run(
     cron text, timezone text, after timestamptz, dst_gap text default 'after', dst_overlap text default 'first',
     anchor timestamptz default '1970-01-01 00:00:00+00')
@@ -399,12 +473,17 @@ create or replace function almanac.next_run(
     language plpgsql immutable strict parallel safe security definer set search_path = ''
 as $$
 declare
-    v_run timestamptz;
+    v_fields text[] := string_to_array(left(cron, 30), ' ');
+    v_rule   almanac.cron_rule := almanac._plain_rule(v_fields);
+    v_run    timestamptz;
 begin
     if not almanac._good_run_arguments(timezone, after, dst_gap, dst_overlap, anchor) then
         perform almanac._check_run_arguments(timezone, after, dst_gap, dst_overlap, anchor);
     end if;
-    v_run := almanac._next_run(almanac.parse_cron(cron), timezone, after, dst_gap, dst_overlap, anchor);
+    if not almanac._is_settled(v_rule) then
+        v_rule := almanac.parse_cron(cron);
+    end if;
+    v_run := almanac._next_run(v_rule, timezone, after, dst_gap, dst_overlap, anchor);
     if v_run is null then
         perform almanac._refuse_no_run(cron, timezone);
     end if;
@@ -423,12 +502,14 @@ create or replace function almanac.previous_run(
     language plpgsql immutable strict parallel safe security definer set search_path = ''
 as $$
 declare
-    v_run timestamptz;
+    v_rule almanac.cron_rule;
+    v_run  timestamptz;
 begin
     if not almanac._good_run_arguments(timezone, before, dst_gap, dst_overlap, anchor) then
         perform almanac._check_run_arguments(timezone, before, dst_gap, dst_overlap, anchor);
     end if;
-    v_run := almanac._previous_run(almanac.parse_cron(cron), timezone, before, dst_gap, dst_overlap, anchor);
+    v_rule := almanac.parse_cron(cron);
+    v_run := almanac._previous_run(v_rule, timezone, before, dst_gap, dst_overlap, anchor);
     if v_run is null then
         perform almanac._refuse_no_run(cron, timezone);
     end if;

@@ -1,138 +1,79 @@
--- 21 _lowest_bit: index of the lowest bit that is set in a mask. Jumping needs no loop over values.
-create or replace function almanac._lowest_bit(mask bigint)
-    returns integer
+-- 21 _field_name: a field as its errors call it; 1 is the second, 6 the day of the week.
+create or replace function almanac._field_name(field integer)
+    returns text
     language sql immutable parallel safe
-    return 64 - position(B'1' in (_lowest_bit.mask & -_lowest_bit.mask)::bit(64));
-comment on function almanac._lowest_bit(bigint) is 'Index of the lowest bit set in a mask that is not zero.';
+    return case _field_name.field when 1 then 'second' when 2 then 'minute' when 3 then 'hour'
+                                  when 4 then 'day of month' when 5 then 'month' else 'day of week' end;
+comment on function almanac._field_name(integer) is 'Name of a cron field.';
 
--- 21 _highest_bit: index of the highest bit that is set in a mask; the mirror of _lowest_bit for previous_run.
-create or replace function almanac._highest_bit(mask bigint)
-    returns integer
-    language sql immutable parallel safe
-    return 64 - position(B'1' in _highest_bit.mask::bit(64));
-comment on function almanac._highest_bit(bigint) is 'Index of the highest bit set in a mask that is not zero.';
-
--- 21 _month_length: days in a month of the proleptic Gregorian calendar.
-create or replace function almanac._month_length(year integer, month integer)
+-- 21 _field_value: the number that a token of a field stands for; null for a name that the field does not have.
+create or replace function almanac._field_value(field integer, token text)
     returns integer
     language sql immutable parallel safe
     return case
-        when _month_length.month <> 2 then 30 + ((_month_length.month + _month_length.month / 8) & 1)
-        when _month_length.year % 4 = 0 and (_month_length.year % 100 <> 0 or _month_length.year % 400 = 0) then 29
-        else 28
-    end;
-comment on function almanac._month_length(integer, integer) is 'Number of days in a month.';
+        when ascii(_field_value.token) <= 57 then _field_value.token::integer
+        when _field_value.field = 5 then array_position(
+            array['JAN', 'FEB', 'MAR', 'APR', 'MAY', 'JUN', 'JUL', 'AUG', 'SEP', 'OCT', 'NOV', 'DEC'],
+            _field_value.token)
+        when _field_value.field = 6 then array_position(
+            array['SUN', 'MON', 'TUE', 'WED', 'THU', 'FRI', 'SAT'], _field_value.token) - 1 end;
+comment on function almanac._field_value(integer, text) is
+    'Value of a number or of a name of a month (field 5) or weekday (field 6).';
 
--- 21 _week_days: the days of a month, as bits 1 to 42, that fall on the given weekdays.
--- The factor repeats the seven bits of the week seven times; the shift aligns them with the first of the month.
-create or replace function almanac._week_days(weekdays bigint, first_dow integer)
+-- 21 _plain_bits: the four forms that fill most crontabs, * a */n a-b in numbers, as a mask; null for anything else,
+-- good or bad, which parse_cron then takes apart.
+-- Calls: _bits.
+create or replace function almanac._plain_bits(item text, low integer, high integer)
     returns bigint
     language sql immutable parallel safe
-    return ((_week_days.weekdays * 4432676798593) >> _week_days.first_dow) << 1;
-comment on function almanac._week_days(bigint, integer) is
-    'Days of a month whose first day is weekday first_dow that fall on the given weekdays.';
+    return case
+        when _plain_bits.item = '*' then almanac._bits(_plain_bits.low, _plain_bits.high, 1)
+        when _plain_bits.item ~ '^[0-9]{1,2}$' then
+            case when _plain_bits.item::integer between _plain_bits.low and _plain_bits.high
+                 then 1::bigint << _plain_bits.item::integer end
+        when _plain_bits.item like '*%' then
+            case when _plain_bits.item ~ '^\*/[1-9][0-9]?$' and substr(_plain_bits.item, 3)::integer <= _plain_bits.high
+                 then almanac._bits(_plain_bits.low, _plain_bits.high, substr(_plain_bits.item, 3)::integer) end
+        when _plain_bits.item ~ '^[0-9]{1,2}-[0-9]{1,2}$' then
+            case when split_part(_plain_bits.item, '-', 1)::integer >= _plain_bits.low
+                      and split_part(_plain_bits.item, '-', 2)::integer
+                          between split_part(_plain_bits.item, '-', 1)::integer and _plain_bits.high
+                 then almanac._bits(split_part(_plain_bits.item, '-', 1)::integer,
+                                    split_part(_plain_bits.item, '-', 2)::integer, 1) end end;
+comment on function almanac._plain_bits(text, integer, integer) is
+    'Mask of an item *, a, */n or a-b in numbers; null if it is none of these or out of range.';
 
--- 21 _nearest_days: nW for several n at once: the days of a month that are the weekday nearest to a marked day.
--- Saturday moves to Friday and Sunday to Monday, but never out of the month: the 1st to Monday the 3rd, the last day to
--- the Friday before it. What leaves the month on the way is cut off by the caller.
--- Calls: _week_days.
-create or replace function almanac._nearest_days(marked bigint, first_dow integer, month_length integer)
-    returns bigint
+-- 21 _plain_rule: a rule of five plain fields in one expression, which costs next_run a third of a call of parse_cron.
+-- A mask is null where a field is not plain: ask _is_settled. Sundays written as 7 are not.
+-- Calls: _plain_bits.
+create or replace function almanac._plain_rule(fields text[])
+    returns almanac.cron_rule
     language sql immutable parallel safe
-    return (_nearest_days.marked & ~almanac._week_days(65, _nearest_days.first_dow))
-           | ((_nearest_days.marked & almanac._week_days(64, _nearest_days.first_dow)) >> 1)
-           | ((_nearest_days.marked & almanac._week_days(64, _nearest_days.first_dow) & 2) << 2)
-           | ((_nearest_days.marked & almanac._week_days(1, _nearest_days.first_dow)) << 1)
-           | ((_nearest_days.marked & almanac._week_days(1, _nearest_days.first_dow)
-               & (1::bigint << _nearest_days.month_length)) >> 2);
-comment on function almanac._nearest_days(bigint, integer, integer) is
-    'The weekdays, Monday to Friday, nearest to the marked days of a month.';
+    return row(
+        case when cardinality(_plain_rule.fields) = 5 then 1 end,
+        almanac._plain_bits(_plain_rule.fields[1], 0, 59),
+        almanac._plain_bits(_plain_rule.fields[2], 0, 23),
+        almanac._plain_bits(_plain_rule.fields[3], 1, 31),
+        0, 0, false,
+        almanac._plain_bits(_plain_rule.fields[4], 1, 12),
+        almanac._plain_bits(_plain_rule.fields[5], 0, 6),
+        0, 0,
+        _plain_rule.fields[3] like '*%' or _plain_rule.fields[5] like '*%',
+        _plain_rule.fields[1] like '*%' or _plain_rule.fields[2] like '*%',
+        null)::almanac.cron_rule;
+comment on function almanac._plain_rule(text[]) is
+    'Rule of five fields, each of the form *, a, */n or a-b in numbers; with null masks if they are not.';
 
--- 21 _nth_days: n#k for several n and k at once. Turns each group of seven bits by first_dow, so that a bit that stood
--- for a weekday stands for a place in that week of the month; the factor repeats the seven bits five times.
-create or replace function almanac._nth_days(nth_mask bigint, first_dow integer)
-    returns bigint
-    language sql immutable parallel safe
-    return (((_nth_days.nth_mask >> _nth_days.first_dow) & (((1::bigint << (7 - _nth_days.first_dow)) - 1) * 270549121))
-            | ((_nth_days.nth_mask << (7 - _nth_days.first_dow))
-               & ~(((1::bigint << (7 - _nth_days.first_dow)) - 1) * 270549121))) << 1;
-comment on function almanac._nth_days(bigint, integer) is 'Days of a month that are the k-th of their weekday.';
-
--- 21 _dom_days: the days of one month that the day-of-month field selects, modifiers included.
--- Calls: _nearest_days.
-create or replace function almanac._dom_days(rule almanac.cron_rule, first_dow integer, month_length integer)
-    returns bigint
-    language sql immutable parallel safe
-    return (_dom_days.rule).dom_mask
-           | ((_dom_days.rule).dom_end_mask >> (31 - _dom_days.month_length))
-           | case when (_dom_days.rule).dom_last_weekday
-                  then (1::bigint << _dom_days.month_length)
-                       >> case (_dom_days.first_dow + _dom_days.month_length - 1) % 7
-                          when 0 then 2 when 6 then 1 else 0 end
-                  else 0 end
-           | case when (_dom_days.rule).dom_nearest_mask = 0 then 0
-                  else almanac._nearest_days(
-                           (_dom_days.rule).dom_nearest_mask & ((2::bigint << _dom_days.month_length) - 2),
-                           _dom_days.first_dow, _dom_days.month_length) end;
-comment on function almanac._dom_days(almanac.cron_rule, integer, integer) is
-    'Days of one month that the day-of-month field of a rule selects.';
-
--- 21 _dow_days: the days of one month that the day-of-week field selects, modifiers included.
--- Calls: _nth_days, _week_days.
-create or replace function almanac._dow_days(rule almanac.cron_rule, first_dow integer, month_length integer)
-    returns bigint
-    language sql immutable parallel safe
-    return almanac._week_days((_dow_days.rule).dow_mask, _dow_days.first_dow)
-           | case when (_dow_days.rule).dow_last_mask = 0 then 0
-                  else almanac._week_days((_dow_days.rule).dow_last_mask, _dow_days.first_dow)
-                       & (127::bigint << (_dow_days.month_length - 6)) end
-           | case when (_dow_days.rule).dow_nth_mask = 0 then 0
-                  else almanac._nth_days((_dow_days.rule).dow_nth_mask, _dow_days.first_dow) end;
-comment on function almanac._dow_days(almanac.cron_rule, integer, integer) is
-    'Days of one month that the day-of-week field of a rule selects.';
-
--- 21 _month_days: the days of one month that a rule selects, from the weekday of the 1st and the month's length.
--- Like its parts one expression, which the planner puts in place of the call as long as the arguments are variables.
--- Calls: _dom_days, _dow_days.
-create or replace function almanac._month_days(rule almanac.cron_rule, first_dow integer, month_length integer)
-    returns bigint
-    language sql immutable parallel safe
-    return ((2::bigint << _month_days.month_length) - 2)
-           & case when (_month_days.rule).days_must_both
-                  then almanac._dom_days(_month_days.rule, _month_days.first_dow, _month_days.month_length)
-                       & almanac._dow_days(_month_days.rule, _month_days.first_dow, _month_days.month_length)
-                  else almanac._dom_days(_month_days.rule, _month_days.first_dow, _month_days.month_length)
-                       | almanac._dow_days(_month_days.rule, _month_days.first_dow, _month_days.month_length) end;
-comment on function almanac._month_days(almanac.cron_rule, integer, integer) is
-    'Days of one month that a rule selects, as bits 1 to 31.';
-
--- 21 _has_a_date: whether any day of the calendar can match, so that a rule that never runs is refused when written.
--- A month is its length and the weekday of its 1st; every weekday comes up for every length, 29 February included.
--- Calls: _month_days.
-create or replace function almanac._has_a_date(rule almanac.cron_rule)
+-- 21 _is_settled: whether no mask is missing and the rule has dates for sure: a day up to the 28th is in every month
+-- and falls on every weekday in time. Other rules need a closer look.
+create or replace function almanac._is_settled(rule almanac.cron_rule)
     returns boolean
-    language plpgsql immutable parallel safe set search_path = ''
-as $$
-declare
-    -- Masks of the months that can have 28, 29, 30 and 31 days.
-    c_months constant bigint[] := '{4,4,2640,5546}';
-begin
-    -- Either day field will do, and weekdays come in every month.
-    if not rule.days_must_both then
-        return true;
-    end if;
-    for v_length in 28 .. 31 loop
-        continue when rule.month_mask & c_months[v_length - 27] = 0;
-        for v_first_dow in 0 .. 6 loop
-            if almanac._month_days(rule, v_first_dow, v_length) <> 0 then
-                return true;
-            end if;
-        end loop;
-    end loop;
-    return false;
-end;
-$$;
-comment on function almanac._has_a_date(almanac.cron_rule) is 'Whether a rule matches any day of any year.';
+    language sql immutable parallel safe
+    return coalesce((_is_settled.rule).dom_mask & 536870910 <> 0 and (_is_settled.rule).dow_mask <> 0
+                    and ((_is_settled.rule).second_mask & (_is_settled.rule).minute_mask
+                         & (_is_settled.rule).hour_mask & (_is_settled.rule).month_mask) is not null, false);
+comment on function almanac._is_settled(almanac.cron_rule) is
+    'Whether a rule is complete and needs no search for a possible date.';
 
 -- 21 _parse_every: the duration of "@every 1h30m10s" in microseconds, written as Go writes durations.
 create or replace function almanac._parse_every(duration text)
@@ -166,32 +107,29 @@ comment on function almanac._parse_every(text) is 'Microseconds in a Go-style du
 
 -- 21 parse_cron: text to cron_rule, once, when a schedule is written. The grammar stands in docs/cron.md.
 -- A refusal names the field, the part and what is allowed there, because the reader has only the expression in hand.
--- Calls: _has_a_date, _parse_every.
+-- Plain expressions on plain variables: array constants and capturing groups would cost more than all the rest.
+-- Calls: _bits, _field_name, _field_value, _has_a_date, _is_settled, _parse_every, _plain_bits.
 create or replace function almanac.parse_cron(cron text)
     returns almanac.cron_rule
     language plpgsql immutable strict parallel safe security definer set search_path = ''
 as $$
 declare
-    c_field   constant text[] := '{second,minute,hour,day of month,month,day of week}';
-    c_min     constant integer[] := '{0,0,0,1,1,0}';
-    c_max     constant integer[] := '{59,59,23,31,12,7}';
-    c_every   constant bigint[] := '{1152921504606846975,1152921504606846975,16777215,4294967294,8190,127}';
-    c_month   constant text[] := '{JAN,FEB,MAR,APR,MAY,JUN,JUL,AUG,SEP,OCT,NOV,DEC}';
-    c_weekday constant text[] := '{SUN,MON,TUE,WED,THU,FRI,SAT}';
-    v_text    text;
-    v_fields  text[];
-    v_part    text;
-    v_why     text;
-    v_base    text;
-    v_token   text;
-    v_low     integer;
-    v_high    integer;
-    v_step    integer;
-    v_mask    bigint;
-    v_comb    bigint;
-    v_masks   bigint[] := '{1,0,0,0,0,0}';
-    v_shift   integer;
-    v_rule    almanac.cron_rule;
+    v_text   text;
+    v_fields text[];
+    v_shift  integer;
+    v_min    integer;
+    v_max    integer;
+    v_part   text;
+    v_base   text;
+    v_token  text;
+    v_low    integer;
+    v_high   integer;
+    v_step   integer;
+    v_bits   bigint;
+    v_mask   bigint;
+    v_masks  bigint[];
+    v_why    text;
+    v_rule   almanac.cron_rule;
 begin
     if length(cron) > 1000 then
         raise exception using errcode = 'PA007', message = 'cron expression is too long',
@@ -206,8 +144,7 @@ begin
                              length(substring(cron from '^[\u0020-\u007e\u0009]*')) + 1),
             hint    = 'Use ASCII digits and letters, * , - / ? # and @, separated by spaces or tabs.';
     end if;
-    v_text := upper(translate(cron, E'\t', ' ') collate "C");
-    v_fields := array_remove(string_to_array(v_text, ' '), '');
+    v_fields := array_remove(string_to_array(upper(replace(cron, E'\t', ' ') collate "C"), ' '), '');
 
     if v_fields[1] like '@%' then
         if v_fields[1] = '@EVERY' and cardinality(v_fields) = 2 then
@@ -257,64 +194,52 @@ begin
     v_rule.dow_last_mask := 0;
 
     -- Five fields run on second 0: bit 0 of the first mask, which is not read then.
+    v_masks := '{1,0,0,0,0,0}';
     for v_field in 1 - v_shift .. 6 loop
         v_text := v_fields[v_field + v_shift];
-        if v_text = '*' or (v_text = '?' and v_field in (4, 6)) then
-            v_masks[v_field] := c_every[v_field];
-            continue;
-        elsif v_text ~ '^[0-9]{1,2}$' and v_text::integer between c_min[v_field] and c_max[v_field] then
-            v_masks[v_field] := 1::bigint << v_text::integer;
+        v_text := case when v_text = '?' and v_field in (4, 6) then '*' else v_text end;
+        v_min := case when v_field in (4, 5) then 1 else 0 end;
+        v_max := case v_field when 3 then 23 when 4 then 31 when 5 then 12 when 6 then 7 else 59 end;
+        v_mask := almanac._plain_bits(v_text, v_min, v_max);
+        if v_mask is not null then
+            v_masks[v_field] := v_mask;
             continue;
         end if;
         v_mask := 0;
         foreach v_part in array string_to_array(v_text, ',') loop
             v_why := null;
-            -- Matched first and cut afterwards: capturing groups would cost more than all the rest of this function.
-            if v_part ~ '^(\*|([0-9]{1,4}|[A-Z]{3})(-([0-9]{1,4}|[A-Z]{3}))?)(/[0-9]{1,4})?$' then
+            v_bits := almanac._plain_bits(v_part, v_min, v_max);
+            if v_bits is not null then
+                v_mask := v_mask | v_bits;
+            elsif v_part ~ '^(\*|([0-9]{1,4}|[A-Z]{3})(-([0-9]{1,4}|[A-Z]{3}))?)(/[0-9]{1,4})?$' then
                 v_base := split_part(v_part, '/', 1);
-                v_step := nullif(split_part(v_part, '/', 2), '');
+                v_step := coalesce(nullif(split_part(v_part, '/', 2), ''), '1');
                 if v_base = '*' then
-                    v_low := c_min[v_field];
-                    v_high := c_max[v_field];
+                    v_low := v_min;
+                    v_high := v_max;
                 else
                     v_token := split_part(v_base, '-', 1);
-                    v_low := case when ascii(v_token) <= 57 then v_token::integer
-                                  when v_field = 5 then array_position(c_month, v_token)
-                                  when v_field = 6 then array_position(c_weekday, v_token) - 1 end;
-                    if v_low between c_min[v_field] and c_max[v_field] then
+                    v_low := almanac._field_value(v_field, v_token);
+                    v_high := case when v_part like '%/%' then v_max else v_low end;
+                    if v_base like '%-%' and v_low between v_min and v_max then
                         v_token := split_part(v_base, '-', 2);
-                        if v_token = '' then
-                            v_high := case when v_step is null then v_low else c_max[v_field] end;
-                        else
-                            v_high := case when ascii(v_token) <= 57 then v_token::integer
-                                           when v_field = 5 then array_position(c_month, v_token)
-                                           when v_field = 6 then array_position(c_weekday, v_token) - 1 end;
-                            -- FRI-SUN: the week may end on Sunday, though Sunday is also where it begins.
-                            if v_field = 6 and v_high = 0 and v_low > 0 then
-                                v_high := 7;
-                            end if;
+                        v_high := almanac._field_value(v_field, v_token);
+                        -- FRI-SUN: the week may end on Sunday, though Sunday is also where it begins.
+                        if v_field = 6 and v_high = 0 and v_low > 0 then
+                            v_high := 7;
                         end if;
-                    else
-                        v_high := null;
                     end if;
                 end if;
-                if v_high is null or v_high not between c_min[v_field] and c_max[v_field] then
-                    v_why := format('%s is not a %s.', v_token, c_field[v_field]);
-                elsif v_low > v_high then
-                    v_why := format('%s is after %s: ranges do not wrap around.', split_part(v_base, '-', 1), v_token);
-                elsif v_step not between 1 and c_max[v_field] then
-                    v_why := format('The step is 1 to %s.', c_max[v_field]);
+                if v_low between v_min and v_max and v_high between v_low and v_max
+                   and v_step between 1 and v_max then
+                    v_mask := v_mask | almanac._bits(v_low, v_high, v_step);
                 else
-                    -- A comb of every v_step-th bit, by doubling; then cut to the range.
-                    v_comb := -1;
-                    if v_step > 1 then
-                        v_comb := 1;
-                        while v_step < 64 loop
-                            v_comb := v_comb | (v_comb << v_step);
-                            v_step := v_step * 2;
-                        end loop;
-                    end if;
-                    v_mask := v_mask | ((v_comb << v_low) & ((2::bigint << v_high) - 1));
+                    v_why := case
+                        when v_low > v_high and v_low <= v_max and v_high >= v_min then
+                            format('%s is after %s: ranges do not wrap around.', split_part(v_base, '-', 1), v_token)
+                        when v_low between v_min and v_max and v_high between v_min and v_max then
+                            format('The step is 1 to %s.', v_max)
+                        else format('%s is not a %s.', v_token, almanac._field_name(v_field)) end;
                 end if;
             elsif v_field = 4 and v_part = 'LW' then
                 v_rule.dom_last_weekday := true;
@@ -334,8 +259,7 @@ begin
                 end if;
             elsif v_field = 6 and v_part ~ '^([0-9]{1,4}|[A-Z]{3})(L|#[0-9]{1,4})$' then
                 v_token := substring(v_part from '^[0-9]+|^[A-Z]{3}');
-                v_low := case when ascii(v_token) <= 57 then v_token::integer
-                              else array_position(c_weekday, v_token) - 1 end;
+                v_low := almanac._field_value(6, v_token);
                 v_high := nullif(split_part(v_part, '#', 2), '');
                 if v_low is null or v_low > 7 then
                     v_why := format('%s is not a day of week.', v_token);
@@ -355,10 +279,10 @@ begin
             end if;
             if v_why is not null then
                 raise exception using errcode = 'PA007',
-                    message = format('cron field "%s" refuses "%s"', c_field[v_field], left(v_part, 40)),
+                    message = format('cron field "%s" refuses "%s"', almanac._field_name(v_field), left(v_part, 40)),
                     detail  = v_why,
                     hint    = format('Allowed there: * */n a a-b a-b/n a/n, in lists with commas; values %s to %s%s.',
-                                     c_min[v_field], c_max[v_field], case v_field
+                                     v_min, v_max, case v_field
                                      when 4 then '; also L L-n LW nW ?'
                                      when 5 then ' or JAN to DEC'
                                      when 6 then ' or SUN to SAT (0 and 7 are Sunday); also nL n#k ?'
@@ -379,8 +303,7 @@ begin
     v_rule.days_must_both := v_text like '*%' or v_text = '?' or v_base like '*%' or v_base = '?';
     v_rule.is_wildcard := v_fields[2 + v_shift] like '*%' or v_fields[3 + v_shift] like '*%';
 
-    -- A plain day up to the 28th is in every month: most rules need no closer look.
-    if not (v_rule.dow_mask = 127 and v_rule.dom_mask & 536870910 <> 0) and not almanac._has_a_date(v_rule) then
+    if not almanac._is_settled(v_rule) and not almanac._has_a_date(v_rule) then
         raise exception using errcode = 'PA007',
             message = format('cron expression "%s" has no possible date', left(btrim(cron, E' \t'), 40)),
             detail  = 'No year has a day that matches its day of month, month and day of week together.',

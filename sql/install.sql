@@ -27,6 +27,7 @@ $$;
 
 \ir 20_clock.sql
 \ir 21_cron_arguments.sql
+\ir 21_cron_calendar.sql
 \ir 21_cron_describe.sql
 \ir 21_cron_next.sql
 \ir 21_cron_parse.sql
