@@ -1,10 +1,19 @@
 -- 11 job: live work only. A finished job leaves this table for job_history in the transaction that finishes it.
 
--- Checked when the value is given, not again by each update of the row as a check of the table would be: a claim would
--- read every payload for it.
+-- What holds for one column is the check of a domain, what ties columns together is a check of the table. A domain is
+-- checked when a value is given, and read from the catalog once in a session. A table's checks are parsed from text by
+-- each statement that writes, which for a single job costs as much as the row, and asked again by each update of it: a
+-- claim would read every payload.
 create domain almanac.job_payload as jsonb
     constraint job_payload_is_object_or_array check (jsonb_typeof(value) in ('object', 'array'));
 comment on domain almanac.job_payload is 'What a job can be given: a JSON object or array.';
+create domain almanac.live_state as text collate "C"
+    constraint live_state_is_known check (value in ('blocked', 'scheduled', 'running', 'retrying'));
+comment on domain almanac.live_state is 'State of a job that is not finished.';
+-- Longer, and with four bytes to a character, it would not fit into job_unpark_idx beside queue and job_type.
+create domain almanac.concurrency_key as text collate "C"
+    constraint concurrency_key_is_readable check (value ~ '\S' and length(value) <= 200);
+comment on domain almanac.concurrency_key is 'Jobs with the same one run so many at a time.';
 
 -- Fixed-width columns come first: PostgreSQL finds those before the first text or null without walking the row.
 create table almanac.job (
@@ -17,7 +26,7 @@ create table almanac.job (
     priority            smallint not null default 0,
     caught_up           boolean not null default false,
     queue               text collate "C" not null,
-    state               text collate "C" not null default 'scheduled',
+    state               almanac.live_state not null default 'scheduled',
     job_type            text collate "C" not null,
     created_by          text collate "C" not null,
     payload             almanac.job_payload not null default '{}',
@@ -32,7 +41,7 @@ create table almanac.job (
     tick_at             timestamptz,
     schedule            text collate "C",
     dedup_key           text collate "C",
-    concurrency_key     text collate "C",
+    concurrency_key     almanac.concurrency_key,
     idempotency_key     text collate "C",
     headers             jsonb,
     cancel_requested_by text collate "C",
@@ -40,26 +49,21 @@ create table almanac.job (
     last_error          text,
     -- Half full: a claim adds an entry for the new version of each row beside that of the old one.
     constraint job_pkey primary key (queue, id) with (fillfactor = 45),
-    constraint job_state_is_known check (state in ('blocked', 'scheduled', 'running', 'retrying')),
     constraint job_lease_only_while_running check (
         case when state = 'running'
-             then lease_token > 0 and leased_by is not null and claimed_at is not null and lease_expires_at is not null
-                  and attempt > 0 and parked_at is null
-             else leased_by is null and claimed_at is null and lease_expires_at is null
-                  and cancel_requested_at is null end),
-    constraint job_attempt_within_max check (attempt between 0 and max_attempts and max_attempts > 0),
-    -- Longer, and with four bytes to a character, it would not fit into job_unpark_idx beside queue and job_type.
-    constraint job_concurrency_key_is_readable check (concurrency_key ~ '\S' and length(concurrency_key) <= 200),
+             then num_nulls(leased_by, claimed_at, lease_expires_at, nullif(lease_token, 0), nullif(attempt, 0)) = 0
+                  and parked_at is null
+             else num_nonnulls(leased_by, claimed_at, lease_expires_at, cancel_requested_at) = 0 end),
+    constraint job_attempt_within_max check (attempt >= 0 and greatest(attempt, 1) <= max_attempts),
     constraint job_due_at_is_finite check (isfinite(due_at))
 ) with (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.2);
 
 -- A claim reads each priority level from its oldest due entry on; jobs of the future lie behind the ones that are due.
 create index job_claim_due_idx on almanac.job (queue, priority, due_at, id)
     where state in ('scheduled', 'retrying') and parked_at is null;
+-- Whose lease may have ended, how many run, and how many of a key: one index, because every index costs each claim.
 -- lease_expires_at is left out on purpose: extending a lease then stays a heap-only update, and running jobs are few.
-create index job_reclaim_expired_idx on almanac.job (queue, id) where state = 'running';
-create index job_running_key_idx on almanac.job (queue, concurrency_key)
-    where state = 'running' and concurrency_key is not null;
+create index job_running_idx on almanac.job (queue, concurrency_key, id) where state = 'running';
 -- By type, because a freed place is offered to the first parked job of each: workers may be for some types only.
 create index job_unpark_idx on almanac.job (queue, concurrency_key, job_type, priority desc, due_at, id)
     where parked_at is not null;

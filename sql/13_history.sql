@@ -1,5 +1,9 @@
 -- 13 history: what became of jobs and attempts, in partitions of one day (UTC) that are dropped whole.
 
+create domain almanac.final_state as text collate "C"
+    constraint final_state_is_known check (value in ('completed', 'dead', 'cancelled'));
+comment on domain almanac.final_state is 'State of a job that is finished.';
+
 create table almanac.job_history (
     id                  bigint not null,
     due_at              timestamptz not null,
@@ -11,7 +15,7 @@ create table almanac.job_history (
     priority            smallint not null,
     caught_up           boolean not null,
     queue               text collate "C" not null,
-    state               text collate "C" not null,
+    state               almanac.final_state not null,
     job_type            text collate "C" not null,
     created_by          text collate "C" not null,
     payload             jsonb not null,
@@ -33,7 +37,6 @@ create table almanac.job_history (
     ended_by            text,
     end_reason          text,
     constraint job_history_pkey primary key (queue, id, finished_at),
-    constraint job_history_state_is_terminal check (state in ('completed', 'dead', 'cancelled')),
     constraint job_history_redriven_was_dead check (redriven_at is null or state = 'dead')
 ) partition by range (finished_at);
 create table almanac.job_history_default partition of almanac.job_history default;

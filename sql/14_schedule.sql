@@ -193,11 +193,17 @@ comment on column almanac.schedule_revision.changed_by is 'Who.';
 comment on column almanac.schedule_revision.before is 'The definition until then; null: there was none.';
 comment on column almanac.schedule_revision.after is 'The definition since then; null: it was dropped.';
 
+create domain almanac.tick_decision as text collate "C"
+    constraint tick_decision_is_known check (value in (
+        'fired', 'skipped_overlap', 'skipped_paused', 'skipped_catchup', 'skipped_gate', 'coalesced', 'backfilled',
+        'triggered'));
+comment on domain almanac.tick_decision is 'What was decided about a tick.';
+
 create table almanac.tick (
     queue      text not null,
     schedule   text not null,
     tick_at    timestamptz not null,
-    decision   text not null,
+    decision   almanac.tick_decision not null,
     reason     text,
     job_id     bigint,
     caught_up  boolean not null default false,
@@ -206,9 +212,6 @@ create table almanac.tick (
     ticked_by  text not null,
     -- This key is what makes a tick fire once, whoever ticks and however often.
     constraint tick_pkey primary key (queue, schedule, tick_at),
-    constraint tick_decision_is_known check (decision in (
-        'fired', 'skipped_overlap', 'skipped_paused', 'skipped_catchup', 'skipped_gate', 'coalesced', 'backfilled',
-        'triggered')),
     constraint tick_has_a_job_if_it_fired check (
         (job_id is not null) = (decision in ('fired', 'backfilled', 'triggered')))
 ) partition by range (tick_at);

@@ -20,16 +20,22 @@ end;
 $$;
 comment on function almanac._check_name(text, text, integer) is 'Raises unless the name is readable and short enough.';
 
+-- 25 _payload_bytes: a value that comes out of a table may be compressed, and then its column size says nothing.
+create or replace function almanac._payload_bytes(payload jsonb)
+    returns integer
+    language sql stable parallel safe
+    return case when pg_column_compression(_payload_bytes.payload) is null then pg_column_size(_payload_bytes.payload)
+                else octet_length(_payload_bytes.payload::text) end;
+comment on function almanac._payload_bytes(jsonb) is 'How large a payload is.';
+
 -- 25 _check_payload: an object or an array, within the queue's size.
+-- Calls: _payload_bytes.
 create or replace function almanac._check_payload(payload jsonb, max_bytes integer)
     returns void
-    language plpgsql immutable set search_path = ''
+    language plpgsql stable set search_path = ''
 as $$
 declare
-    -- A value that comes out of a table may be compressed, and then its column size says nothing.
-    v_bytes bigint := case when pg_column_compression(_check_payload.payload) is null
-                           then pg_column_size(_check_payload.payload)
-                           else octet_length(_check_payload.payload::text) end;
+    v_bytes integer := almanac._payload_bytes(_check_payload.payload);
 begin
     if _check_payload.payload is null or jsonb_typeof(_check_payload.payload) not in ('object', 'array') then
         raise exception using errcode = 'PA005',

@@ -116,10 +116,11 @@ $$;
 comment on function almanac._check_enqueue(text, timestamptz, integer, interval, integer, interval, interval) is
     'Raises unless a job with these settings can be made.';
 
--- 32 enqueue: (nothing) -> scheduled, in the caller's transaction: if that rolls back there is no job. Calling a
--- function costs as much here as inserting the job, so those whose answer is plain to see are not called.
+-- 32 enqueue: (nothing) -> scheduled, in the caller's transaction: if that rolls back there is no job. One statement
+-- asks for everything that could stand against it, because each by itself would cost as much as the row; only where
+-- something does is it looked up, and raised or settled.
 -- Reads: queue, job_type, sleeper. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload,
--- _open_queue, _take_dedup_keys, _learn, _ring.
+-- _payload_bytes, _open_queue, _take_dedup_keys, _learn, _ring.
 create or replace function almanac.enqueue(
     queue text,
     job_type text,
@@ -138,55 +139,61 @@ create or replace function almanac.enqueue(
     language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
 as $$
 declare
-    v_now    timestamptz := almanac.clock();
-    v_due_at timestamptz := coalesce(enqueue.due_at, v_now);
-    v_queue  almanac.queue;
-    v_type   almanac.job_type;
-    v_id     bigint := nextval('almanac.job_id_seq');
-    v_holder bigint;
+    v_now     timestamptz := almanac.clock();
+    v_queue   almanac.queue;
+    v_id      bigint := nextval('almanac.job_id_seq');
+    v_holder  bigint;
+    v_tries   integer;
+    v_lease   interval;
+    v_awaited boolean;
 begin
-    select * into v_queue from almanac.queue as q where q.queue = enqueue.queue and q.restricted_at is null;
-    if not found then
-        v_queue := almanac._open_queue(enqueue.queue, 'produce');
-    end if;
     if enqueue.job_type is null or enqueue.job_type !~ '\S' or length(enqueue.job_type) > 200
-       or not isfinite(v_due_at) or enqueue.priority is distinct from 0
-       or num_nonnulls(enqueue.dedup_for, enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay) > 0 then
-        perform almanac._check_enqueue(enqueue.job_type, v_due_at, enqueue.priority, enqueue.dedup_for,
-                                       enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay);
-    end if;
-    if enqueue.payload is null or jsonb_typeof(enqueue.payload) not in ('object', 'array')
-       or pg_column_size(enqueue.payload) > v_queue.max_payload_bytes
-       or pg_column_compression(enqueue.payload) is not null then
-        perform almanac._check_payload(enqueue.payload, v_queue.max_payload_bytes);
-    end if;
-    if enqueue.dedup_key is not null then
-        perform almanac._check_name('a dedup_key', enqueue.dedup_key, 400);
-        v_holder := (almanac._take_dedup_keys(
-            enqueue.queue, array[enqueue.dedup_key], array[v_id], v_now + enqueue.dedup_for))[1];
-        if v_holder <> v_id then
-            return row (enqueue.queue, v_holder, false)::almanac.enqueued_job;
+       or enqueue.priority is distinct from 0
+       or num_nonnulls(enqueue.due_at, enqueue.dedup_key, enqueue.dedup_for, enqueue.concurrency_key,
+                       enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay) > 0 then
+        perform almanac._check_enqueue(enqueue.job_type, coalesce(enqueue.due_at, v_now), enqueue.priority,
+                                       enqueue.dedup_for, enqueue.max_attempts, enqueue.base_delay,
+                                       enqueue.max_delay);
+        if enqueue.concurrency_key is not null then
+            perform almanac._check_name('a concurrency_key', enqueue.concurrency_key, 200);
+        end if;
+        if enqueue.dedup_key is not null then
+            perform almanac._open_queue(enqueue.queue, 'produce');
+            perform almanac._check_name('a dedup_key', enqueue.dedup_key, 400);
+            v_holder := (almanac._take_dedup_keys(
+                enqueue.queue, array[enqueue.dedup_key], array[v_id], v_now + enqueue.dedup_for))[1];
+            if v_holder <> v_id then
+                return row (enqueue.queue, v_holder, false)::almanac.enqueued_job;
+            end if;
         end if;
     end if;
-    if enqueue.concurrency_key is not null then
-        perform almanac._check_name('a concurrency_key', enqueue.concurrency_key, 200);
-    end if;
-    select * into v_type from almanac.job_type
-     where job_type.queue = enqueue.queue and job_type.job_type = enqueue.job_type;
+    loop
+        select coalesce(enqueue.max_attempts, t.max_attempts, q.max_attempts), t.lease,
+               exists (select from almanac.sleeper where sleeper.queue = q.queue)
+          into v_tries, v_lease, v_awaited
+          from almanac.queue q
+          left join almanac.job_type t on t.queue = q.queue and t.job_type = enqueue.job_type
+         where q.queue = enqueue.queue
+           and (q.restricted_at is null or q.queue = v_queue.queue)
+           and jsonb_typeof(enqueue.payload) in ('object', 'array')
+           and almanac._payload_bytes(enqueue.payload) <= q.max_payload_bytes
+           and enqueue.priority = any (q.priorities)
+           and (enqueue.concurrency_key is null or q.keyed_at is not null);
+        exit when found;
+        v_queue := almanac._open_queue(enqueue.queue, 'produce');
+        perform almanac._check_payload(enqueue.payload, v_queue.max_payload_bytes);
+        perform almanac._learn(v_queue, enqueue.priority::smallint, enqueue.concurrency_key is not null);
+    end loop;
     insert into almanac.job (queue, id, job_type, priority, due_at, payload, max_attempts, base_delay, max_delay, lease,
                              dedup_key, concurrency_key, idempotency_key, headers, created_at, created_by)
-    values (enqueue.queue, v_id, enqueue.job_type, enqueue.priority, v_due_at, enqueue.payload,
-            coalesce(enqueue.max_attempts, v_type.max_attempts, v_queue.max_attempts), enqueue.base_delay,
-            enqueue.max_delay, v_type.lease, enqueue.dedup_key, enqueue.concurrency_key, enqueue.idempotency_key,
-            enqueue.headers, v_now, almanac._caller());
-    if enqueue.priority <> all (v_queue.priorities) or enqueue.concurrency_key is not null then
-        perform almanac._learn(v_queue, enqueue.priority::smallint, enqueue.concurrency_key is not null);
-    end if;
-    if v_due_at < v_now then
+    values (enqueue.queue, v_id, enqueue.job_type, enqueue.priority, coalesce(enqueue.due_at, v_now), enqueue.payload,
+            v_tries, enqueue.base_delay, enqueue.max_delay, v_lease, enqueue.dedup_key,
+            enqueue.concurrency_key, enqueue.idempotency_key, enqueue.headers, v_now, almanac._caller());
+    if enqueue.due_at < v_now then
         perform nextval('almanac.backdated_job_seq');
     end if;
-    if exists (select from almanac.sleeper where sleeper.queue = enqueue.queue) then
-        perform almanac._ring(enqueue.queue, v_due_at);
+    if v_awaited then
+        perform almanac._ring(enqueue.queue, coalesce(enqueue.due_at, v_now));
     end if;
     return row (enqueue.queue, v_id, true)::almanac.enqueued_job;
 end;

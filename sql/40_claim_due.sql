@@ -324,7 +324,7 @@ begin
                       v_now - job.due_at, job.lease_token, job.lease_expires_at,
                       coalesce(job.idempotency_key, almanac._idempotency_key(job.queue, job.id)),
                       almanac.attempt_key(job.id, job.attempt, job.lease_token),
-                      job.schedule, job.tick_at, job.caught_up, job.priority, job.concurrency_key, job.headers,
+                      job.schedule, job.tick_at, job.caught_up, job.priority, job.concurrency_key::text, job.headers,
                       job.created_at
         )
         select * from claimed order by claimed.priority desc, claimed.due_at, claimed.id;

@@ -58,7 +58,7 @@ begin
         select job.* from almanac.job
          where job.state = 'running' and job.lease_expires_at <= v_now
            and (reclaim_expired.queue is null or job.queue = reclaim_expired.queue)
-         order by job.queue, job.id
+         order by job.queue, job.concurrency_key, job.id
          limit reclaim_expired.batch_size
            for update skip locked
     loop

@@ -324,28 +324,60 @@ create or replace function almanac._is_passing(code text)
     return left(_is_passing.code, 2) in ('25', '40', '53', '55', '57', '58');
 comment on function almanac._is_passing(text) is 'Whether an SQLSTATE is no fault of the data it occurred with.';
 
+-- 70 _decide_one: one locked schedule with all policies; if that raises, it is set aside with its error.
+-- Reads: schedule. Calls: _caller, _decide_ticks, _is_passing, _quarantine.
+create or replace function almanac._decide_one(queue text, name text)
+    returns setof almanac.tick
+    language plpgsql volatile set search_path = '' set enable_seqscan = off
+as $$
+declare
+    s almanac.schedule;
+begin
+    select * into s from almanac.schedule
+     where schedule.queue = _decide_one.queue and schedule.name = _decide_one.name;
+    return query select * from almanac._decide_ticks(s, almanac._caller(), 10000);
+exception
+    when others then
+        if almanac._is_passing(sqlstate) then
+            raise;
+        end if;
+        perform almanac._quarantine(s, sqlerrm);
+end;
+$$;
+comment on function almanac._decide_one(text, text) is
+    'Decide the due ticks of one locked schedule, whatever stands in it; pause it with its error if that raises.';
+
 -- 70 advance_schedule: decide what is due of one schedule. Nothing comes back if nothing is due, or if somebody else
 -- is deciding it at this moment. The usual tick is written out here rather than left to _advance_rows: four short
 -- statements cost half of one that could do any number.
--- Reads: schedule, job_type. Writes: schedule, job, tick. Calls: clock, _caller, _decide_ticks, _grace, _is_passing,
--- _jitter_of, _next_run, _open_queue, _quarantine, _ring, _zone.
+-- Reads: schedule, queue, job_type, sleeper. Writes: schedule, job, tick. Calls: clock, _caller, _decide_one, _grace,
+-- _jitter_of, _next_run, _open_queue, _ring, _zone.
 create or replace function almanac.advance_schedule(queue text, name text)
     returns setof almanac.tick
     language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
 as $$
 declare
-    v_now   timestamptz := almanac.clock();
-    v_queue almanac.queue := almanac._open_queue(advance_schedule.queue, 'work', 'operate');
-    s       almanac.schedule;
-    v_next  timestamptz;
-    v_type  almanac.job_type;
-    v_tick  almanac.tick;
+    v_now  timestamptz := almanac.clock();
+    v_due  record;
+    v_next timestamptz;
+    v_tick almanac.tick;
 begin
-    select * into s from almanac.schedule
-     where schedule.queue = advance_schedule.queue and schedule.name = advance_schedule.name
-       and schedule.look_at <= v_now
-       for update skip locked;
-    if not found then
+    select s.ctid as row_id, s.next_due_at as tick_at, s.rule, s.timezone, s.dst_gap, s.dst_overlap, s.starts_at,
+           s.next_due_at + almanac._jitter_of(s.queue, s.name, s.jitter) as due_at, s.job_type, s.priority, s.payload,
+           s.concurrency_key, s.headers, coalesce(s.max_attempts, t.max_attempts, q.max_attempts) as max_attempts,
+           t.lease, q.restricted_at,
+           s.cron is not null and s.overlap = 'allow' and s.next_due_at >= v_now - almanac._grace()
+               and num_nonnulls(s.max_running, s.after_schedule, s.max_fires, s.ends_at, s.paused_at, s.moved_to,
+                                s.backlog_until, s.skip_until) = 0 as is_usual,
+           exists (select from almanac.sleeper where sleeper.queue = s.queue) as is_awaited
+      into v_due
+      from almanac.schedule s
+      join almanac.queue q on q.queue = s.queue
+      left join almanac.job_type t on t.queue = s.queue and t.job_type = s.job_type
+     where s.queue = advance_schedule.queue and s.name = advance_schedule.name and s.look_at <= v_now
+       for update of s skip locked;
+    if v_due.row_id is null or v_due.restricted_at is not null then
+        perform almanac._open_queue(advance_schedule.queue, 'work', 'operate');
         if not exists (select from almanac.schedule
                         where schedule.queue = advance_schedule.queue and schedule.name = advance_schedule.name) then
             raise exception using errcode = 'PA006',
@@ -354,52 +386,43 @@ begin
                 detail  = 'Nothing was changed.',
                 hint    = 'See select queue, name from almanac.schedule_overview;';
         end if;
-        return;
-    end if;
-    begin
-        if s.cron is null or s.overlap <> 'allow' or s.max_running is not null or s.after_schedule is not null
-           or s.max_fires is not null or s.ends_at is not null or s.paused_at is not null or s.moved_to is not null
-           or s.backlog_until is not null or s.skip_until is not null
-           or s.next_due_at < v_now - almanac._grace() then
-            return query select * from almanac._decide_ticks(s, almanac._caller(), 10000);
+        if v_due.row_id is null then
             return;
         end if;
-        v_next := almanac._next_run(s.rule, s.timezone, s.next_due_at, s.dst_gap, s.dst_overlap, s.starts_at);
-    exception
-        when others then
-            if almanac._is_passing(sqlstate) then
-                raise;
+    end if;
+    if v_due.is_usual then
+        begin
+            v_next := almanac._next_run(v_due.rule, v_due.timezone, v_due.tick_at, v_due.dst_gap, v_due.dst_overlap,
+                                        v_due.starts_at);
+            if v_next > v_now then
+                insert into almanac.tick (queue, schedule, tick_at, decision, job_id, decided_at, lateness, ticked_by)
+                values (advance_schedule.queue, advance_schedule.name, v_due.tick_at, 'fired',
+                        nextval('almanac.job_id_seq'), v_now, v_now - v_due.tick_at, almanac._caller())
+                returning * into v_tick;
             end if;
-            perform almanac._quarantine(s, sqlerrm);
-            return;
-    end;
-    if v_next > v_now then
-        insert into almanac.tick (queue, schedule, tick_at, decision, job_id, decided_at, lateness, ticked_by)
-        values (s.queue, s.name, s.next_due_at, 'fired', nextval('almanac.job_id_seq'), v_now, v_now - s.next_due_at,
-                almanac._caller())
-        on conflict on constraint tick_pkey do nothing
-        returning * into v_tick;
+        exception
+            -- A tick that the ledger has already, or something to be set aside for: _decide_one meets it again.
+            when others then v_next := null;
+        end;
     end if;
     if v_tick.job_id is null then
-        -- Several are due, or the ledger has this one already.
-        return query select * from almanac._decide_ticks(s, almanac._caller(), 10000);
+        return query select * from almanac._decide_one(advance_schedule.queue, advance_schedule.name);
         return;
     end if;
     update almanac.schedule
-       set next_due_at = v_next, look_at = v_next, decided_until = s.next_due_at,
-           decided_local = s.next_due_at at time zone almanac._zone(s.timezone), fires = s.fires + 1
-     where schedule.queue = s.queue and schedule.name = s.name;
-    select * into v_type from almanac.job_type
-     where job_type.queue = s.queue and job_type.job_type = s.job_type;
+       set next_due_at = v_next, look_at = v_next, decided_until = v_due.tick_at,
+           decided_local = v_due.tick_at at time zone almanac._zone(v_due.timezone), fires = schedule.fires + 1
+     where schedule.ctid = v_due.row_id;
     insert into almanac.job (queue, id, job_type, priority, due_at, payload, max_attempts, lease, concurrency_key,
                              idempotency_key, headers, schedule, tick_at, created_at, created_by)
-    values (s.queue, v_tick.job_id, s.job_type, s.priority,
-            s.next_due_at + almanac._jitter_of(s.queue, s.name, s.jitter), s.payload,
-            coalesce(s.max_attempts, v_type.max_attempts, v_queue.max_attempts), v_type.lease, s.concurrency_key,
-            'schedule:' || s.name || ':' || floor(extract(epoch from s.next_due_at))::bigint,
-            s.headers, s.name, s.next_due_at, v_now, v_tick.ticked_by);
+    values (advance_schedule.queue, v_tick.job_id, v_due.job_type, v_due.priority, v_due.due_at, v_due.payload,
+            v_due.max_attempts, v_due.lease, v_due.concurrency_key,
+            'schedule:' || advance_schedule.name || ':' || floor(extract(epoch from v_due.tick_at))::bigint,
+            v_due.headers, advance_schedule.name, v_due.tick_at, v_now, v_tick.ticked_by);
     perform nextval('almanac.backdated_job_seq');
-    perform almanac._ring(s.queue, v_now);
+    if v_due.is_awaited then
+        perform almanac._ring(advance_schedule.queue, v_now);
+    end if;
     return next v_tick;
 end;
 $$;

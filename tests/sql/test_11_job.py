@@ -27,8 +27,8 @@ def test_the_rows_that_the_refused_ones_are_made_of_are_accepted(jobs):
 @pytest.mark.parametrize(
     ("change", "constraint"),
     [
-        ({"state": "completed"}, "job_state_is_known"),
-        ({"state": "dead"}, "job_state_is_known"),
+        ({"state": "completed"}, "live_state_is_known"),
+        ({"state": "dead"}, "live_state_is_known"),
         ({"leased_by": "w"}, "job_lease_only_while_running"),
         ({"lease_expires_at": "2030-01-01"}, "job_lease_only_while_running"),
         ({"claimed_at": "2030-01-01"}, "job_lease_only_while_running"),
@@ -48,8 +48,8 @@ def test_the_rows_that_the_refused_ones_are_made_of_are_accepted(jobs):
         ({"payload": '"text"'}, "job_payload_is_object_or_array"),
         (LEASE | {"parked_at": "2030-01-01"}, "job_lease_only_while_running"),
         ({"cancel_requested_at": "2030-01-01"}, "job_lease_only_while_running"),
-        ({"concurrency_key": " "}, "job_concurrency_key_is_readable"),
-        ({"concurrency_key": "x" * 201}, "job_concurrency_key_is_readable"),
+        ({"concurrency_key": " "}, "concurrency_key_is_readable"),
+        ({"concurrency_key": "x" * 201}, "concurrency_key_is_readable"),
     ],
     ids=str,
 )  # fmt: skip
