@@ -38,6 +38,8 @@ begin
         case when v_cron.job_id is null then 'ok' when not v_cron.active or v_cron.last_status = 'failed'
              or v_silent is not null then 'warning' else 'ok' end,
         case when not v_cron.loaded then 'not loaded; workers or others tick'
+             when v_cron.version is null and v_cron.database = current_database()
+             then 'is loaded and not created; workers or others tick'
              when v_cron.version is null then format('lives in database %s', v_cron.database)
              when v_cron.job_id is null then 'is there and not used; workers or others tick'
              else format('version %s, job %s is %s, last run %s: %s%s', v_cron.version, v_cron.job_id,

@@ -1,9 +1,12 @@
 """Servers that are there to be restarted, and a PgBouncer in front of one."""
 
 import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 from pyclient import embedded
 from pyclient.migrate import migrate
 from tests import servers
+from tests.workers import wait_until
 
 
 @dataclass
@@ -50,9 +54,39 @@ class Breakable:
     def start(self) -> None:
         self.ctl("start")
 
+    def crash(self) -> None:
+        """kill -9 of the postmaster. Its sessions end when they notice."""
+        assert self.server.data_dir is not None
+        lock = self.server.data_dir / "postmaster.pid"
+        pid = int(lock.read_text().split("\n")[0])
+        os.kill(pid, signal.SIGKILL)
+        # One that is still listed, waiting for its parent, would count as running.
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        wait_until(lambda: not _exists(pid))
+
+    def start_after_crash(self) -> None:
+        """As soon as the last session of the server that crashed has let go of its memory."""
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                return self.start()
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
     def execute(self, statement: str) -> None:
         with psycopg.connect(self.dsn, autocommit=True) as conn:
             conn.execute(statement.encode())
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.fixture
