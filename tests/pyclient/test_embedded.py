@@ -102,6 +102,19 @@ def test_data_is_kept_between_runs(home):
             conn.execute("insert into kept values (1)")
 
 
+def test_binaries_that_the_servers_user_cannot_reach_are_copied_with_their_libraries(home, monkeypatch):
+    if os.geteuid() != 0:
+        pytest.skip("only for root the server runs as another user")
+    installed = embedded.wheel_binaries()
+    assert installed is not None
+    with tempfile.TemporaryDirectory() as private:  # 0700, as root's home is
+        hidden = embedded.copy_binaries(installed, Path(private))
+        monkeypatch.setattr(embedded, "wheel_binaries", lambda: hidden)
+        for _ in range(2):
+            with embedded.server(home) as dsn, psycopg.connect(dsn) as conn:
+                assert conn.execute("select 1").fetchone() == (1,)
+
+
 def test_nobody_else_can_open_its_socket(home):
     with embedded.server(home) as dsn, psycopg.connect(dsn) as conn:
         (sockets,) = conn.execute("show unix_socket_directories").fetchone() or ("",)
