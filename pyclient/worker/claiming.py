@@ -1,7 +1,8 @@
 """What to claim, when to sleep and when to wake.
 
-Each queue is a feed. A feed that gave less than was asked for is looked at again after a few milliseconds, then a few
-more; one that stays empty for about 20 ms is put to sleep: `doze` marks this worker as a sleeper, so that enqueue
+Each queue is a feed. A feed that gave less than was asked for is looked at again after a few milliseconds, or a few
+times as long as the look took: where the database has much to do it is left to do it, and jobs come in larger batches
+instead. One that stays empty for about 20 ms is put to sleep: `doze` marks this worker as a sleeper, so that enqueue
 rings, and says when the next job is due. The mark stays while wake-ups are isolated. It is taken back once there is
 always something to do: every ring takes a database-wide lock at commit.
 """
@@ -25,6 +26,8 @@ logger = logging.getLogger("pyclient.worker")
 
 # Between two looks at a queue that has run empty, before the worker says that it sleeps.
 PAUSES = (0.002, 0.004, 0.006, 0.008)
+# As many times as long as a look that brought less than was asked for, up to so many seconds, passes until the next.
+REST, LONGEST_REST = 4, 0.03
 # So long always busy, and nobody needs to ring.
 ALWAYS_BUSY = 0.1
 # The pace of the handlers is taken over this time, and as much is fetched ahead.
@@ -185,8 +188,9 @@ class Fetcher:
 
     async def _look(self, feed: Feed, size: int) -> int:
         try:
+            began = time.monotonic()
             claimed = await self._claim(feed, size)
-            self._settle(feed, claimed, size)
+            self._settle(feed, claimed, size, began)
             if claimed == 0 and feed.looks > len(PAUSES) and not self.stopping and not self.options.burst:
                 await self._doze(feed, size)
             elif feed.marked_until and feed.awake_since and time.monotonic() - feed.awake_since > ALWAYS_BUSY:
@@ -266,7 +270,7 @@ class Fetcher:
             return
         raise refused
 
-    def _settle(self, feed: Feed, claimed: int, size: int) -> None:
+    def _settle(self, feed: Feed, claimed: int, size: int, began: float) -> None:
         now = time.monotonic()
         if claimed:
             feed.looks = 0
@@ -281,7 +285,8 @@ class Fetcher:
         if not self.is_heard():
             feed.idle_until = now + min(self.options.poll_without_listen, PAUSES[0] * 2**feed.looks)
         else:
-            feed.idle_until = now + PAUSES[min(feed.looks, len(PAUSES) - 1)]
+            rest = min(REST * (now - began), LONGEST_REST) if claimed else 0.0
+            feed.idle_until = now + max(PAUSES[min(feed.looks, len(PAUSES) - 1)], rest)
         feed.looks += 1
 
     async def _doze(self, feed: Feed, size: int) -> None:
