@@ -2,6 +2,7 @@
 costs no task of its own; `concurrency` is the number of slots."""
 
 import asyncio
+import contextvars
 import logging
 import time
 import traceback
@@ -54,6 +55,8 @@ class Slots:
         #: Context managers entered around each handler: traces, error reports.
         self.around = around
         self.buffer: deque[JobContext] = deque()
+        #: What context variables are set to where a handler begins.
+        self.context = contextvars.copy_context()
         self.threads = Threads()
         self.abandoned = 0
         self.busy = 0
@@ -75,7 +78,7 @@ class Slots:
                 wanted -= 1
         while wanted and len(self.slots) < self.size:
             slot = Slot(self)
-            slot.task = asyncio.create_task(slot.run())
+            slot.task = asyncio.create_task(slot.run(), context=self.context.copy())
             slot.task.add_done_callback(slot.ended)
             self.slots.append(slot)
             wanted -= 1
@@ -125,9 +128,11 @@ class Slot:
         jobs, held, observe = slots.jobs, slots.held, slots.metrics.handler_seconds.observe
         is_logged = logger.isEnabledFor(logging.INFO)
         plain = not slots.around
-        monotonic, popleft = time.monotonic, buffer.popleft
-        turn = 0
-        while True:
+        monotonic, popleft, context = time.monotonic, buffer.popleft, contextvars.copy_context
+        fresh, turn = context(), 0
+        # What a handler set for itself, such as fields of its log lines, is not for the next one: a slot whose context
+        # was changed ends, and another takes its place. A copy shares what it copies, so the comparison costs nothing.
+        while context() == fresh:
             if not buffer:
                 turn = 0
                 outbox.poke()
@@ -190,9 +195,10 @@ class Slot:
                 turn = 0
                 outbox.poke_if_full()
                 await asyncio.sleep(0)
+        outbox.poke()
 
     def ended(self, task: "asyncio.Task[None]") -> None:
-        """The worker closes, or a handler cancelled its task on the way out: another slot takes the place."""
+        """The worker closes, or a handler cancelled its task or left variables behind: another slot takes the place."""
         slots = self.slots
         slots.slots.remove(self)
         if not task.cancelled() and task.exception() is not None:

@@ -1,6 +1,7 @@
 """The worker: what becomes of jobs whose handlers do all the things handlers do."""
 
 import asyncio
+import contextvars
 import os
 import signal
 import subprocess
@@ -565,6 +566,26 @@ def test_a_handler_that_cancels_its_own_task_does_not_cost_a_slot(app, live_dsn,
         for _ in range(3):
             jobs.wait(app.enqueue("leaves"), "completed")
             jobs.wait(app.enqueue("fine"), "completed")
+
+
+def test_what_a_handler_sets_for_itself_is_not_there_for_the_next(app, live_dsn, jobs):
+    tenant = contextvars.ContextVar("tenant", default="nobody")
+
+    @app.job("async")
+    async def asynchronous() -> str:
+        found = tenant.get()
+        tenant.set("async")
+        return found
+
+    @app.job("sync")
+    def synchronous() -> str:
+        found = tenant.get()
+        tenant.set("sync")
+        return found
+
+    made = [app.enqueue(name) for name in ("async", "sync", "async", "async", "sync")]
+    with in_thread(app, live_dsn, concurrency=1):
+        assert [jobs.wait(job, "completed").result for job in made] == ["nobody"] * 5
 
 
 def test_a_worker_that_waits_for_its_database_can_be_stopped():
