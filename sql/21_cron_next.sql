@@ -1,8 +1,20 @@
+-- 21 _is_shown: whether the clocks of a zone show a local time at all. PostgreSQL maps one in a gap to an instant that
+-- shows another. The zone must come from _zone.
+create or replace function almanac._is_shown(zone text, label bigint)
+    returns boolean
+    language sql immutable parallel safe
+    return to_timestamp(_is_shown.label) at time zone 'UTC'
+           = to_timestamp(_is_shown.label) at time zone 'UTC' at time zone _is_shown.zone at time zone _is_shown.zone;
+comment on function almanac._is_shown(text, bigint) is
+    'Whether a local time, in local seconds since 1970, exists in a zone: false in a gap.';
+
 -- 21 _next_label: the first local time at or after a given one that matches a rule. Labels are local seconds since
 -- 1970-01-01 00:00 on the clock of the zone, so that days, months and masks need only integers; zones come in later.
 -- Jumps from field to field; the only loop goes over months that the rule names, at most 50 years of them.
--- Calls: _first_time, _lowest_bit, _month_days, _month_length.
-create or replace function almanac._next_label(rule almanac.cron_rule, label bigint)
+-- With a zone, later days are passed over where its clocks leave out all that the rule names: there are rules that fall
+-- into a gap year after year. A gap has no holes: if it holds the first and the last label of a day, it holds them all.
+-- Calls: _first_time, _is_shown, _last_time, _lowest_bit, _month_days, _month_length.
+create or replace function almanac._next_label(rule almanac.cron_rule, label bigint, zone text default null)
     returns bigint
     language plpgsql immutable parallel safe set search_path = ''
 as $$
@@ -23,6 +35,7 @@ declare
     v_minute  integer;
     v_days    bigint  := 0;
     v_rest    bigint;
+    v_found   bigint;
 begin
     if (rule.month_mask >> v_month) & 1 = 1 then
         v_dow := (v_first + 3) % 7;
@@ -53,30 +66,37 @@ begin
             v_days := v_days & ((-1)::bigint << v_day);
         end if;
     end if;
-    while v_days = 0 loop
-        v_rest := rule.month_mask & ((-2)::bigint << v_month);
-        if v_rest = 0 then
-            v_rest := rule.month_mask;
-            v_year := v_year + 1;
-            if v_year > v_until then
-                return null;
+    loop
+        while v_days = 0 loop
+            v_rest := rule.month_mask & ((-2)::bigint << v_month);
+            if v_rest = 0 then
+                v_rest := rule.month_mask;
+                v_year := v_year + 1;
+                if v_year > v_until then
+                    return null;
+                end if;
             end if;
-        end if;
-        v_month := almanac._lowest_bit(v_rest);
-        v_first := make_date(v_year, v_month, 1) - date '1970-01-01' + c_shift;
-        v_dow := (v_first + 3) % 7;
-        v_length := almanac._month_length(v_year, v_month);
-        v_days := almanac._month_days(rule, v_dow, v_length);
+            v_month := almanac._lowest_bit(v_rest);
+            v_first := make_date(v_year, v_month, 1) - date '1970-01-01' + c_shift;
+            v_dow := (v_first + 3) % 7;
+            v_length := almanac._month_length(v_year, v_month);
+            v_days := almanac._month_days(rule, v_dow, v_length);
+        end loop;
+        v_found := (v_first + almanac._lowest_bit(v_days) - 1 - c_shift)::bigint * 86400 + almanac._first_time(rule);
+        exit when zone is null or almanac._is_shown(zone, v_found);
+        v_rest := v_found - almanac._first_time(rule) + almanac._last_time(rule);
+        exit when almanac._is_shown(zone, v_rest);
+        v_days := v_days & (v_days - 1);
     end loop;
-    return (v_first + almanac._lowest_bit(v_days) - 1 - c_shift)::bigint * 86400 + almanac._first_time(rule);
+    return v_found;
 end;
 $$;
-comment on function almanac._next_label(almanac.cron_rule, bigint) is
+comment on function almanac._next_label(almanac.cron_rule, bigint, text) is
     'First matching local time at or after one, both in local seconds since 1970; null if none within 50 years.';
 
 -- 21 _previous_label: the last local time at or before a given one that matches; the mirror of _next_label.
--- Calls: _highest_bit, _last_time, _month_days, _month_length.
-create or replace function almanac._previous_label(rule almanac.cron_rule, label bigint)
+-- Calls: _first_time, _highest_bit, _is_shown, _last_time, _month_days, _month_length.
+create or replace function almanac._previous_label(rule almanac.cron_rule, label bigint, zone text default null)
     returns bigint
     language plpgsql immutable parallel safe set search_path = ''
 as $$
@@ -96,6 +116,7 @@ declare
     v_minute  integer;
     v_days    bigint  := 0;
     v_rest    bigint;
+    v_found   bigint;
 begin
     if (rule.month_mask >> v_month) & 1 = 1 then
         v_dow := (v_first + 3) % 7;
@@ -123,25 +144,32 @@ begin
         end if;
         v_days := v_days & ((1::bigint << v_day) - 1);
     end if;
-    while v_days = 0 loop
-        v_rest := rule.month_mask & ((1::bigint << v_month) - 1);
-        if v_rest = 0 then
-            v_rest := rule.month_mask;
-            v_year := v_year - 1;
-            if v_year < v_until then
-                return null;
+    loop
+        while v_days = 0 loop
+            v_rest := rule.month_mask & ((1::bigint << v_month) - 1);
+            if v_rest = 0 then
+                v_rest := rule.month_mask;
+                v_year := v_year - 1;
+                if v_year < v_until then
+                    return null;
+                end if;
             end if;
-        end if;
-        v_month := almanac._highest_bit(v_rest);
-        v_first := make_date(v_year, v_month, 1) - date '1970-01-01' + c_shift;
-        v_dow := (v_first + 3) % 7;
-        v_length := almanac._month_length(v_year, v_month);
-        v_days := almanac._month_days(rule, v_dow, v_length);
+            v_month := almanac._highest_bit(v_rest);
+            v_first := make_date(v_year, v_month, 1) - date '1970-01-01' + c_shift;
+            v_dow := (v_first + 3) % 7;
+            v_length := almanac._month_length(v_year, v_month);
+            v_days := almanac._month_days(rule, v_dow, v_length);
+        end loop;
+        v_found := (v_first + almanac._highest_bit(v_days) - 1 - c_shift)::bigint * 86400 + almanac._last_time(rule);
+        exit when zone is null or almanac._is_shown(zone, v_found);
+        v_rest := v_found - almanac._last_time(rule) + almanac._first_time(rule);
+        exit when almanac._is_shown(zone, v_rest);
+        v_days := v_days & ~(1::bigint << almanac._highest_bit(v_days));
     end loop;
-    return (v_first + almanac._highest_bit(v_days) - 1 - c_shift)::bigint * 86400 + almanac._last_time(rule);
+    return v_found;
 end;
 $$;
-comment on function almanac._previous_label(almanac.cron_rule, bigint) is
+comment on function almanac._previous_label(almanac.cron_rule, bigint, text) is
     'Last matching local time at or before one, both in local seconds since 1970; null if none within 50 years.';
 
 -- 21 _utc_offset: local minus UTC, in seconds, at an instant given in Unix seconds. The zone must come from _zone.
@@ -151,16 +179,6 @@ create or replace function almanac._utc_offset(zone text, instant bigint)
     return extract(epoch from to_timestamp(_utc_offset.instant) at time zone _utc_offset.zone)::bigint
            - _utc_offset.instant;
 comment on function almanac._utc_offset(text, bigint) is 'Offset of a zone from UTC at an instant, in seconds.';
-
--- 21 _is_shown: whether the clocks of a zone show a local time at all. PostgreSQL maps one in a gap to an instant that
--- shows another. The zone must come from _zone.
-create or replace function almanac._is_shown(zone text, label bigint)
-    returns boolean
-    language sql immutable parallel safe
-    return to_timestamp(_is_shown.label) at time zone 'UTC'
-           = to_timestamp(_is_shown.label) at time zone 'UTC' at time zone _is_shown.zone at time zone _is_shown.zone;
-comment on function almanac._is_shown(text, bigint) is
-    'Whether a local time, in local seconds since 1970, exists in a zone: false in a gap.';
 
 -- 21 _offset_change: the first second with the new offset, where the offset differs between two instants.
 -- Calls: _utc_offset.
@@ -245,27 +263,26 @@ comment on function almanac._previous_elapsed(bigint, timestamptz, timestamptz) 
 -- Time is walked in stretches of constant offset. No clock change is larger than 24 hours and no two are closer than
 -- 78 hours in any zone, so looking 26 hours back and 52 ahead sees the one change that can matter, and a far label can
 -- be approached to within 26 hours without looking at the changes in between.
--- Calls: _is_shown, _last_time, _next_label, _offset_change, _utc_offset, _zone.
+-- Calls: _is_shown, _next_label, _offset_change, _utc_offset, _zone.
 create or replace function almanac._next_in_zone(
     rule almanac.cron_rule, timezone text, first bigint, dst_gap text, dst_overlap text)
     returns timestamptz
     language plpgsql immutable parallel safe set search_path = ''
 as $$
 declare
-    c_back     constant bigint := 93600;
-    c_ahead    constant bigint := 187200;
-    v_zone     text   := almanac._zone(timezone);
-    v_from     bigint := first;  -- runs before this instant are of no interest
-    v_until    bigint := first + 1577880000;
-    v_offset   bigint;
-    v_before   bigint;  -- offset before the change behind v_from
-    v_beyond   bigint;  -- offset after the change ahead of v_from
-    v_start    bigint;  -- change behind v_from: the stretch begins here
-    v_end      bigint;  -- change ahead of v_from: the stretch ends here
-    v_low      bigint;
-    v_high     bigint;
-    v_label    bigint;
-    v_midnight bigint;
+    c_back   constant bigint := 93600;
+    c_ahead  constant bigint := 187200;
+    v_zone   text   := almanac._zone(timezone);
+    v_from   bigint := first;  -- runs before this instant are of no interest
+    v_until  bigint := first + 1577880000;
+    v_offset bigint;
+    v_before bigint;  -- offset before the change behind v_from
+    v_beyond bigint;  -- offset after the change ahead of v_from
+    v_start  bigint;  -- change behind v_from: the stretch begins here
+    v_end    bigint;  -- change ahead of v_from: the stretch ends here
+    v_low    bigint;
+    v_high   bigint;
+    v_label  bigint;
 begin
     while v_from < v_until loop
         v_offset := almanac._utc_offset(v_zone, v_from);
@@ -299,9 +316,7 @@ begin
 
         if v_label is null or v_label < v_low then
             v_label := almanac._next_label(rule, v_low);
-            if v_label is null then
-                return null;
-            end if;
+            exit when v_label is null;
         end if;
         if v_label < v_high then
             return to_timestamp(v_label - v_offset);
@@ -310,16 +325,11 @@ begin
             v_from := v_end;
             v_label := null;
         else
-            -- Where gaps are left out, a rule may name times that fall into one year after year. A gap has no holes:
-            -- if it holds the first and the last label of a day, it holds them all, and no closer look is needed.
-            while (rule.is_wildcard or dst_gap = 'skip') and not almanac._is_shown(v_zone, v_label) loop
-                v_midnight := v_label - (v_label + 62162035200) % 86400;
-                exit when almanac._is_shown(v_zone, v_midnight + almanac._last_time(rule));
-                v_label := almanac._next_label(rule, v_midnight + 86400);
-                if v_label is null or v_label > v_until then
-                    return null;
-                end if;
-            end loop;
+            -- Not worth going to if the clocks leave it out. The day before has no label any more: begin there.
+            if (rule.is_wildcard or dst_gap = 'skip') and not almanac._is_shown(v_zone, v_label) then
+                v_label := almanac._next_label(rule, v_label - 86400, v_zone);
+                exit when v_label is null;
+            end if;
             v_from := greatest(v_from + c_ahead, v_label - v_offset - c_back);
         end if;
     end loop;
@@ -330,26 +340,25 @@ comment on function almanac._next_in_zone(almanac.cron_rule, text, bigint, text,
     'First run of a rule at or after a Unix second by the clocks of a zone, or null if there is none within 50 years.';
 
 -- 21 _previous_in_zone: the last run at or before a Unix second, by the clocks of a zone; the mirror of _next_in_zone.
--- Calls: _first_time, _is_shown, _offset_change, _previous_label, _utc_offset, _zone.
+-- Calls: _is_shown, _offset_change, _previous_label, _utc_offset, _zone.
 create or replace function almanac._previous_in_zone(
     rule almanac.cron_rule, timezone text, last bigint, dst_gap text, dst_overlap text)
     returns timestamptz
     language plpgsql immutable parallel safe set search_path = ''
 as $$
 declare
-    c_back     constant bigint := 187200;
-    c_ahead    constant bigint := 93600;
-    v_zone     text   := almanac._zone(timezone);
-    v_from     bigint := last;  -- runs after this instant are of no interest
-    v_until    bigint := last - 1577880000;
-    v_offset   bigint;
-    v_before   bigint;
-    v_beyond   bigint;
-    v_start    bigint;
-    v_low      bigint;
-    v_high     bigint;
-    v_label    bigint;
-    v_midnight bigint;
+    c_back   constant bigint := 187200;
+    c_ahead  constant bigint := 93600;
+    v_zone   text   := almanac._zone(timezone);
+    v_from   bigint := last;  -- runs after this instant are of no interest
+    v_until  bigint := last - 1577880000;
+    v_offset bigint;
+    v_before bigint;
+    v_beyond bigint;
+    v_start  bigint;
+    v_low    bigint;
+    v_high   bigint;
+    v_label  bigint;
 begin
     while v_from > v_until loop
         v_offset := almanac._utc_offset(v_zone, v_from);
@@ -376,9 +385,7 @@ begin
 
         if v_label is null or v_label > v_high then
             v_label := almanac._previous_label(rule, v_high);
-            if v_label is null then
-                return null;
-            end if;
+            exit when v_label is null;
         end if;
         if v_label >= v_low then
             return to_timestamp(v_label - v_offset);
@@ -390,14 +397,10 @@ begin
             v_from := v_start - 1;
             v_label := null;
         else
-            while (rule.is_wildcard or dst_gap = 'skip') and not almanac._is_shown(v_zone, v_label) loop
-                v_midnight := v_label - (v_label + 62162035200) % 86400;
-                exit when almanac._is_shown(v_zone, v_midnight + almanac._first_time(rule));
-                v_label := almanac._previous_label(rule, v_midnight - 1);
-                if v_label is null or v_label < v_until then
-                    return null;
-                end if;
-            end loop;
+            if (rule.is_wildcard or dst_gap = 'skip') and not almanac._is_shown(v_zone, v_label) then
+                v_label := almanac._previous_label(rule, v_label + 86400, v_zone);
+                exit when v_label is null;
+            end if;
             v_from := least(v_from - c_back, v_label - v_offset + c_ahead);
         end if;
     end loop;

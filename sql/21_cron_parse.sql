@@ -28,18 +28,19 @@ create or replace function almanac._plain_bits(item text, low integer, high inte
     language sql immutable parallel safe
     return case
         when _plain_bits.item = '*' then almanac._bits(_plain_bits.low, _plain_bits.high, 1)
-        when _plain_bits.item ~ '^[0-9]{1,2}$' then
-            case when _plain_bits.item::integer between _plain_bits.low and _plain_bits.high
-                 then 1::bigint << _plain_bits.item::integer end
         when _plain_bits.item like '*%' then
             case when _plain_bits.item ~ '^\*/[1-9][0-9]?$' and substr(_plain_bits.item, 3)::integer <= _plain_bits.high
                  then almanac._bits(_plain_bits.low, _plain_bits.high, substr(_plain_bits.item, 3)::integer) end
-        when _plain_bits.item ~ '^[0-9]{1,2}-[0-9]{1,2}$' then
-            case when split_part(_plain_bits.item, '-', 1)::integer >= _plain_bits.low
+        when _plain_bits.item like '%-%' then
+            case when _plain_bits.item ~ '^[0-9]{1,2}-[0-9]{1,2}$'
+                      and split_part(_plain_bits.item, '-', 1)::integer >= _plain_bits.low
                       and split_part(_plain_bits.item, '-', 2)::integer
                           between split_part(_plain_bits.item, '-', 1)::integer and _plain_bits.high
                  then almanac._bits(split_part(_plain_bits.item, '-', 1)::integer,
-                                    split_part(_plain_bits.item, '-', 2)::integer, 1) end end;
+                                    split_part(_plain_bits.item, '-', 2)::integer, 1) end
+        when _plain_bits.item ~ '^[0-9]{1,2}$' then
+            case when _plain_bits.item::integer between _plain_bits.low and _plain_bits.high
+                 then 1::bigint << _plain_bits.item::integer end end;
 comment on function almanac._plain_bits(text, integer, integer) is
     'Mask of an item *, a, */n or a-b in numbers; null if it is none of these or out of range.';
 
@@ -81,14 +82,14 @@ create or replace function almanac._parse_every(duration text)
     language plpgsql immutable parallel safe set search_path = ''
 as $$
 declare
-    c_form constant text := '([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|ms|s|m|h)';
-    v_us   numeric;
+    v_us numeric;
 begin
-    if duration ~ ('^(' || c_form || ')+$') then
-        select sum(part.parts[1]::numeric * case part.parts[2] when 'ns' then 0.001 when 'us' then 1 when 'ms' then 1000
-                                                 when 's' then 1000000 when 'm' then 60000000 else 3600000000 end)
+    if duration ~ '^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|ms|s|m|h))+$' then
+        select sum(rtrim(part.match[1], 'nusmh')::numeric
+                   * case ltrim(part.match[1], '.0123456789') when 'ns' then 0.001 when 'us' then 1 when 'ms' then 1000
+                          when 's' then 1000000 when 'm' then 60000000 else 3600000000 end)
           into v_us
-          from regexp_matches(duration, c_form, 'g') as part (parts);
+          from regexp_matches(duration, '[.0-9]+[a-z]+', 'g') as part (match);
     end if;
     if v_us is null or v_us < 1000000 or v_us > 9223372036854775 or v_us <> trunc(v_us) then
         raise exception using errcode = 'PA007',
@@ -119,6 +120,7 @@ declare
     v_shift  integer;
     v_min    integer;
     v_max    integer;
+    v_parts  text[];
     v_part   text;
     v_base   text;
     v_token  text;
@@ -206,11 +208,45 @@ begin
             continue;
         end if;
         v_mask := 0;
-        foreach v_part in array string_to_array(v_text, ',') loop
+        v_parts := string_to_array(v_text, ',');
+        -- Values are few, so a list that is very long repeats itself.
+        if cardinality(v_parts) > 60 then
+            v_parts := array(select distinct part.text from unnest(v_parts) as part (text));
+        end if;
+        foreach v_part in array v_parts loop
             v_why := null;
             v_bits := almanac._plain_bits(v_part, v_min, v_max);
             if v_bits is not null then
                 v_mask := v_mask | v_bits;
+            elsif v_field = 4 and v_part = 'LW' then
+                v_rule.dom_last_weekday := true;
+            elsif v_field = 4 and v_part ~ '^L(-[0-9]{1,4})?$' then
+                v_low := nullif(substr(v_part, 3), '');
+                if v_low not between 1 and 30 then
+                    v_why := 'In L-n, n is 1 to 30.';
+                else
+                    v_rule.dom_end_mask := v_rule.dom_end_mask | (1::bigint << (31 - coalesce(v_low, 0)));
+                end if;
+            elsif v_field = 4 and v_part ~ '^[0-9]{1,4}W$' then
+                v_low := rtrim(v_part, 'W');
+                if v_low not between 1 and 31 then
+                    v_why := 'In nW, n is 1 to 31.';
+                else
+                    v_rule.dom_nearest_mask := v_rule.dom_nearest_mask | (1::bigint << v_low);
+                end if;
+            elsif v_field = 6 and v_part ~ '^([0-9]{1,4}|[A-Z]{3})(L|#[0-9]{1,4})$' then
+                v_token := split_part(rtrim(v_part, 'L'), '#', 1);
+                v_low := almanac._field_value(6, v_token);
+                if v_low is null or v_low > 7 then
+                    v_why := format('%s is not a day of week.', v_token);
+                elsif v_part like '%L' then
+                    v_rule.dow_last_mask := v_rule.dow_last_mask | (1::bigint << (v_low % 7));
+                elsif split_part(v_part, '#', 2)::integer not between 1 and 5 then
+                    v_why := 'In n#k, k is 1 to 5.';
+                else
+                    v_high := split_part(v_part, '#', 2);
+                    v_rule.dow_nth_mask := v_rule.dow_nth_mask | (1::bigint << (7 * (v_high - 1) + v_low % 7));
+                end if;
             elsif v_part ~ '^(\*|([0-9]{1,4}|[A-Z]{3})(-([0-9]{1,4}|[A-Z]{3}))?)(/[0-9]{1,4})?$' then
                 v_base := split_part(v_part, '/', 1);
                 v_step := coalesce(nullif(split_part(v_part, '/', 2), ''), '1');
@@ -240,35 +276,6 @@ begin
                         when v_low between v_min and v_max and v_high between v_min and v_max then
                             format('The step is 1 to %s.', v_max)
                         else format('%s is not a %s.', v_token, almanac._field_name(v_field)) end;
-                end if;
-            elsif v_field = 4 and v_part = 'LW' then
-                v_rule.dom_last_weekday := true;
-            elsif v_field = 4 and v_part ~ '^L(-[0-9]{1,4})?$' then
-                v_low := nullif(substr(v_part, 3), '');
-                if v_low not between 1 and 30 then
-                    v_why := 'In L-n, n is 1 to 30.';
-                else
-                    v_rule.dom_end_mask := v_rule.dom_end_mask | (1::bigint << (31 - coalesce(v_low, 0)));
-                end if;
-            elsif v_field = 4 and v_part ~ '^[0-9]{1,4}W$' then
-                v_low := rtrim(v_part, 'W');
-                if v_low not between 1 and 31 then
-                    v_why := 'In nW, n is 1 to 31.';
-                else
-                    v_rule.dom_nearest_mask := v_rule.dom_nearest_mask | (1::bigint << v_low);
-                end if;
-            elsif v_field = 6 and v_part ~ '^([0-9]{1,4}|[A-Z]{3})(L|#[0-9]{1,4})$' then
-                v_token := substring(v_part from '^[0-9]+|^[A-Z]{3}');
-                v_low := almanac._field_value(6, v_token);
-                v_high := nullif(split_part(v_part, '#', 2), '');
-                if v_low is null or v_low > 7 then
-                    v_why := format('%s is not a day of week.', v_token);
-                elsif v_high not between 1 and 5 then
-                    v_why := 'In n#k, k is 1 to 5.';
-                elsif v_high is null then
-                    v_rule.dow_last_mask := v_rule.dow_last_mask | (1::bigint << (v_low % 7));
-                else
-                    v_rule.dow_nth_mask := v_rule.dow_nth_mask | (1::bigint << (7 * (v_high - 1) + v_low % 7));
                 end if;
             else
                 v_why := case
