@@ -138,7 +138,7 @@ def test_a_job_asked_to_stop_that_finishes_first_is_completed(jobs):
     assert jobs.state(job.job_id) == "completed"
 
 
-def test_history_goes_into_the_partition_of_its_day_and_no_row_is_lost_without_one(jobs, clock):
+def test_history_goes_into_the_partition_of_its_day_and_no_row_is_lost_without_one(jobs, own_database, clock):
     jobs.put(lease="30 days")
     jobs.complete(**held(jobs.running()))
     today = clock.now().strftime("%Y%m%d")
