@@ -461,7 +461,8 @@ begin
     raise exception using errcode = 'PA007',
         message = format('cron expression "%s" does not run within 50 years', left(_refuse_no_run.cron, 40)),
         detail  = format('Every local time it names is left out by the clocks of %s.', _refuse_no_run.timezone),
-        hint    = 'Choose a time outside the hour that the clocks skip, or dst_gap => ''after''.';
+        hint    = 'Name a time that the clocks show. Where neither minute nor hour starts with *, dst_gap => ''after'' '
+                  'runs at the first instant after the gap.';
 end;
 $$;
 comment on function almanac._refuse_no_run(text, text) is 'Raises PA007 for a rule that has no run within 50 years.';

@@ -181,7 +181,9 @@ begin
     v_shift := cardinality(v_fields) - 6;
     if v_shift not between -1 and 0 then
         raise exception using errcode = 'PA007',
-            message = format('cron expression has %s fields, not five or six', cardinality(v_fields)),
+            message = case cardinality(v_fields) when 0 then 'cron expression is empty'
+                when 1 then 'cron expression has 1 field, not five or six'
+                else format('cron expression has %s fields, not five or six', cardinality(v_fields)) end,
             detail  = 'Five: minute, hour, day of month, month, day of week. Six: a second before them.',
             hint    = case
                 when cardinality(v_fields) > 6 then 'Leave out years and commands: only the time goes here.'

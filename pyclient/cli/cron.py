@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pyclient import database
     from pyclient.cli import App
 
+# As runs are printed, with or without the seconds and the Z.
+INSTANTS = [f"%Y-%m-%d{time}" for time in ("T%H:%M:%SZ", "T%H:%MZ", "T%H:%M:%S", "T%H:%M", " %H:%M:%S", " %H:%M", "")]
+
 timezone_option = click.option(
     "--timezone", "-z", default="UTC", show_default=True, help="A name such as Europe/Paris."
 )
@@ -66,9 +69,11 @@ def check(app: "App", expression: str, timezone: str, dst_gap: str, dst_overlap:
             for hours, count in ((26, 30), (2, 300))
         ]
     click.echo(f"valid: {sentence}")
-    click.echo(f"kind:  {KINDS[runs[0].rule_kind]}")
+    click.echo(f"kind:  {_kind(runs[0].rule_kind, dst_gap, dst_overlap)}")
     click.echo(f"next:  {_line(runs[0])}")
-    for line in list(dict.fromkeys(_line(run) for night in nights for run in night if run.note))[:4]:
+    year = runs[0].run_at + timedelta(days=366)
+    noted = [_line(run) for night in nights for run in night if run.note and run.run_at < year]
+    for line in list(dict.fromkeys(noted))[:4]:
         click.echo(f"later: {line}")
     _compare(expression, timezone, [runs, *nights])
 
@@ -77,8 +82,12 @@ def check(app: "App", expression: str, timezone: str, dst_gap: str, dst_overlap:
 @click.argument("expression")
 @timezone_option
 @click.option("--count", "-n", type=click.IntRange(1, 10_000), default=10, show_default=True, help="How many runs.")
-@click.option("--after", type=click.DateTime(["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d"]),
-              help="Runs after this instant, in UTC; else after the present time.")  # fmt: skip
+@click.option(
+    "--after",
+    type=click.DateTime(INSTANTS),
+    metavar="INSTANT",
+    help="Runs after this instant, in UTC (2027-03-14T05:30Z), or after this date began; else after now.",
+)
 @gap_option
 @overlap_option
 @click.pass_obj
@@ -120,11 +129,17 @@ def describe(app: "App", expression: str) -> None:
         click.echo(database.describe_cron(conn, cron=expression))
 
 
-KINDS = {
-    "wildcard": "wildcard: runs at every real instant whose local time matches",
-    "fixed": "fixed: each local time runs once, also on the days when the clocks change",
-    "elapsed": "elapsed: counts real time, whatever the clocks show",
-}
+def _kind(rule_kind: str, dst_gap: str, dst_overlap: str) -> str:
+    """What becomes of a rule of this kind when the clocks change."""
+    if rule_kind == "wildcard":
+        return "wildcard: runs at every real instant whose local time matches"
+    if rule_kind == "elapsed":
+        return "elapsed: counts real time, whatever the clocks show"
+    if (dst_gap, dst_overlap) == ("after", "first"):
+        return "fixed: each local time runs once, also on the days when the clocks change"
+    missing = {"after": "runs after the gap", "skip": "is skipped"}[dst_gap]
+    twice = {"first": "the first time", "second": "the second time", "both": "both times"}[dst_overlap]
+    return f"fixed: a local time that the clocks leave out {missing}, one that they show twice runs {twice}"
 
 
 @contextlib.contextmanager

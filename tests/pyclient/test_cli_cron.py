@@ -63,6 +63,15 @@ def test_next_notes_what_the_clocks_do(cron):
     assert printed.startswith("Mon 2024-04-01 02:30:00 +02:00")
 
 
+def test_next_takes_an_instant_as_it_prints_one(cron):
+    printed = {
+        cron("next", "0 0 L * *", "-n", "1", "--after", instant)[1]
+        for instant in ("2024-02-29T00:00:00Z", "2024-02-29T00:00Z", "2024-02-29 00:00", "2024-02-29")
+    }
+    assert len(printed) == 1
+    assert printed.pop().startswith("Sun 2024-03-31 00:00:00 +00:00  2024-03-31T00:00:00Z")
+
+
 def test_check_tells_the_kind_and_finds_the_nights_within_a_year(cron):
     code, printed, _ = cron("check", "30 1 * * *", "-z", "America/New_York")
     assert code == 0
@@ -70,6 +79,10 @@ def test_check_tells_the_kind_and_finds_the_nights_within_a_year(cron):
     assert "kind:  fixed" in printed
     assert "01:30 comes twice" in printed
     assert "croniter alone would run at" in printed
+    _, printed, _ = cron(
+        *("check", "30 2 * * *", "-z", "America/New_York", "--dst-gap", "skip", "--dst-overlap", "both")
+    )
+    assert "leave out is skipped, one that they show twice runs both times" in printed
     _, printed, _ = cron("check", "*/5 * * * *")
     assert "kind:  wildcard" in printed
     assert "croniter alone would agree" in printed

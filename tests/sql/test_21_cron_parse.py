@@ -49,8 +49,9 @@ SAME = [
 
 # expression, what the error must speak of
 REFUSED = [
-    ("", "fields"),
-    ("   \t ", "fields"),
+    ("", "is empty"),
+    ("   \t ", "is empty"),
+    ("daily", "has 1 field,"),
     ("* * * *", "4 fields"),
     ("* * * * * * *", "7 fields"),
     ("0 0 0 1 1 * 2024", "7 fields"),
