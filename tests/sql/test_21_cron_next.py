@@ -360,6 +360,41 @@ def test_what_the_clocks_always_leave_out_is_refused(db):
     assert run_at == datetime(2024, 3, 10, 7, tzinfo=UTC)
 
 
+def test_years_of_gaps_end_where_the_law_changes(db):
+    """New York: DST began on the first Sunday of April from 1987 to 2006, on the second of March since 2007."""
+    years = "select almanac.{}(%s, 'America/New_York', %s::timestamptz, dst_gap => 'skip')"
+    for minute in ("*/10", "0", "0-50/10"):
+        following = db.one(years.format("next_run"), f"{minute} 2 * 4 SUN#1", "1987-01-01Z")
+        assert following == datetime(2007, 4, 1, 6, tzinfo=UTC)
+        previous = db.one(years.format("previous_run"), f"{minute} 2 * 3 SUN#2", "2024-01-01Z")
+        assert previous.replace(minute=0) == datetime(2006, 3, 12, 7, tzinfo=UTC)
+
+
+@pytest.mark.timeout(600)
+def test_rules_aimed_at_gaps_equal_the_oracle(db, full):
+    """Where gaps are left out, days that lie in one as a whole are passed over without a look at the change."""
+    rng = random.Random(11)
+    found = {True: 0, False: 0}
+    # An answer may be decades away: both zone databases have to agree all the way.
+    zones = [zone for zone in ZONES if agreed_changes(db, zone) == oracle.changes(zone)]
+    for _ in range(400 if full else 40):
+        zone = rng.choice(zones)
+        change = rng.choice(oracle.changes(zone))
+        label = (change - oracle.SECOND).astimezone(ZoneInfo(zone)).replace(tzinfo=None) + oracle.SECOND
+        minute, hour = rng.choice(["*", "*/10", "30", f"{label.minute}", "0-59/15"]), rng.choice([label.hour, "*/23"])
+        day, nth = oracle.weekday(label.date()), (label.day - 1) // 7 + 1
+        days = rng.choice([f"* {label.month} {day}#{nth}", f"* {label.month} {day}L", f"{label.day} {label.month} *"])
+        after = datetime(rng.randint(1995, 2015), rng.randint(1, 12), 1, tzinfo=UTC)
+        expression = f"{minute} {hour} {days}"
+        got = db.one(
+            "select almanac._next_run(almanac.parse_cron(%s), %s, %s, 'skip', 'first', null)", expression, zone, after
+        )
+        want = oracle.next_run(expression, zone, after, "skip", "first")
+        assert got == want, (expression, zone, after)
+        found[want is None or want > after + timedelta(days=400)] += 1
+    assert min(found.values()) > 0
+
+
 # ── @every ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
