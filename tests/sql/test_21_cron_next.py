@@ -370,6 +370,16 @@ def test_years_of_gaps_end_where_the_law_changes(db):
         assert previous.replace(minute=0) == datetime(2006, 3, 12, 7, tzinfo=UTC)
 
 
+def test_a_day_is_not_passed_over_for_its_first_or_last_time(db):
+    """Sao Paulo leaves out 00:00 to 00:59 on 4 November 2018, New York 02:00 to 02:59 on 10 March 2024."""
+    following = db.one("select almanac.next_run('0 0,23 4 11 *', 'America/Sao_Paulo', '2018-06-01Z', 'skip')")
+    assert following == datetime(2018, 11, 5, 1, tzinfo=UTC)
+    following = db.one("select almanac.next_run('*/30 */23 4 11 *', 'America/Sao_Paulo', '2018-06-01Z')")
+    assert following == datetime(2018, 11, 5, 1, tzinfo=UTC)
+    previous = db.one("select almanac.previous_run('0 1,2 10 3 *', 'America/New_York', '2024-06-01Z', 'skip')")
+    assert previous == datetime(2024, 3, 10, 6, tzinfo=UTC)
+
+
 @pytest.mark.timeout(600)
 def test_rules_aimed_at_gaps_equal_the_oracle(db, full):
     """Where gaps are left out, days that lie in one as a whole are passed over without a look at the change."""
