@@ -36,16 +36,19 @@ begin
          where (tick.tableoid, tick.ctid) in (
             select t.tableoid, t.ctid from almanac.tick t
              where t.queue = v_queue.queue and t.tick_at < v_now - v_queue.retention
+               and t.decided_at < v_now - v_queue.retention
              limit _prune.batch_size - v_tick
                for update skip locked);
         get diagnostics v_count = row_count;
         v_tick := v_tick + v_count;
         exit when v_history >= _prune.batch_size or v_attempt >= _prune.batch_size or v_tick >= _prune.batch_size;
     end loop;
-    -- Ticks are decided about moments long past, too: those never had a partition of their own.
+    -- After a long outage ticks are decided about moments long past. Those have no partition of their own, and are kept
+    -- from the decision on.
     delete from almanac.tick_default
      where tick_default.ctid = any (array(
-        select t.ctid from almanac.tick_default t where t.tick_at < v_now - v_longest limit _prune.batch_size));
+        select t.ctid from almanac.tick_default t
+         where greatest(t.tick_at, t.decided_at) < v_now - v_longest limit _prune.batch_size));
     delete from almanac.dedup
      where dedup.ctid = any (array(
         select d.ctid from almanac.dedup d where d.held_until <= v_now limit _prune.batch_size for update skip locked));
