@@ -1,8 +1,9 @@
 -- 40 _pick_due: locks the due jobs of a queue, highest priority first, then oldest due, and remembers where it stopped.
 -- An old snapshot somewhere keeps the entries of claimed jobs alive at the head of the index, and a scan from the start
 -- would pass over all of them every time. So a session goes on from the exact position it reached and looks back to the
--- start when something became claimable behind it (backdated_job_seq), when it found too little, and every second, for
--- commits that came late. Looking back takes at most a twentieth of the time, however long it has become.
+-- start when something became claimable behind it (backdated_job_seq), when it finds or last found too little, and
+-- every second, for commits that came late. Looking back takes at most a twentieth of the time, however long it has
+-- become.
 -- Reads: job. Calls: clock.
 create or replace function almanac._pick_due(queue almanac.queue, batch_size integer, job_types text[])
     returns tid[]
@@ -25,7 +26,9 @@ begin
         or v_memory.priorities <> (_pick_due.queue).priorities
         or v_memory.backdated <> v_backdated
         or v_now < v_memory.looked_back_at
-        or v_now >= v_memory.looked_back_at + greatest(interval '1 second', 20 * v_memory.look_back_cost);
+        or v_now >= v_memory.looked_back_at
+                    + greatest(case when v_memory.came_short then interval '0' else interval '1 second' end,
+                               20 * v_memory.look_back_cost);
     loop
         v_jobs := '{}';
         if v_look_back then
@@ -51,20 +54,24 @@ begin
                  order by job.due_at, job.id
                  limit _pick_due.batch_size - cardinality(v_jobs)
                    for update skip locked);
-            if v_found <> '{}' then
-                v_jobs := v_jobs || v_found;
+            v_jobs := v_jobs || v_found;
+            if cardinality(v_jobs) >= _pick_due.batch_size then
                 select job.due_at, job.id into v_due_at, v_id
                   from almanac.job where job.ctid = v_found[cardinality(v_found)];
                 v_memory.due_at[v_level] := v_due_at;
                 v_memory.id[v_level] := v_id;
-                exit when cardinality(v_jobs) >= _pick_due.batch_size;
+                exit;
             end if;
+            -- Nothing more is due here.
+            v_memory.due_at[v_level] := v_now;
+            v_memory.id[v_level] := 9223372036854775807;
         end loop;
+        v_memory.came_short := cardinality(v_jobs) < _pick_due.batch_size;
         if v_look_back then
             -- Within bounds, because the clock may have been set meanwhile.
             v_memory.look_back_cost := least(greatest(almanac.clock() - v_now, interval '0'), interval '3 seconds');
         end if;
-        exit when v_look_back or cardinality(v_jobs) >= _pick_due.batch_size
+        exit when v_look_back or not v_memory.came_short
             or v_now < v_memory.looked_back_at + 20 * v_memory.look_back_cost;
         v_look_back := true;
     end loop;

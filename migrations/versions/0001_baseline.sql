@@ -849,7 +849,8 @@ create type almanac.claim_memory as (
     id               bigint[],
     backdated        bigint,
     looked_back_at   timestamptz,
-    look_back_cost   interval
+    look_back_cost   interval,
+    came_short       boolean
 );
 comment on type almanac.claim_memory is 'Where the last claim of this session stopped, per priority.';
 
