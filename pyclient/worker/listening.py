@@ -17,6 +17,7 @@ class Listener:
         self.on_ring = on_ring
         self.is_heard = False
         self._broken = asyncio.Event()
+        self._fileno: int | None = None
 
     async def run(self) -> None:
         """Until cancelled, or for good where a pooler shares sessions."""
@@ -29,8 +30,9 @@ class Listener:
                 logger.info("no notifications through a pooler; polling instead")
                 await self.link.drop()
                 return
-            loop, fileno = asyncio.get_running_loop(), conn.fileno()
-            loop.add_reader(fileno, self._readable, conn)
+            loop = asyncio.get_running_loop()
+            self._fileno = conn.fileno()
+            loop.add_reader(self._fileno, self._readable, conn)
             self.is_heard = True
             # What was enqueued while nobody listened did not reach us.
             self.on_ring(None)
@@ -39,7 +41,7 @@ class Listener:
                 await self._broken.wait()
             finally:
                 self.is_heard = False
-                loop.remove_reader(fileno)
+                self._stop_reading()
                 await self.link.drop()
             self.on_ring(None)
             failures = failures + 1 if loop.time() - began < 10 else 1
@@ -53,7 +55,14 @@ class Listener:
         try:
             queues = database.rung(conn)
         except database.DatabaseError:
+            # Here and now: the socket is closed already, and the next connection anybody opens gets its number.
+            self._stop_reading()
             self._broken.set()
             return
         if queues:
             self.on_ring(queues)
+
+    def _stop_reading(self) -> None:
+        if self._fileno is not None:
+            asyncio.get_running_loop().remove_reader(self._fileno)
+            self._fileno = None
