@@ -135,7 +135,8 @@ def _adapter(annotation: Any) -> tuple[str, Callable[[Any], Any] | None]:
             if hint == "jsonb":
                 return "", lambda value: value if isinstance(value, JsonText) else Jsonb(value)
             if hint == "jsonb[]":
-                return "jsonb[]", lambda value: [Jsonb(item) for item in value]
+                # One text for all: adapted one by one they would take the client as long as the server takes for them.
+                return "jsonb[]", lambda value: _texts(map(json.dumps, value))
             return hint, None
     return "", None
 

@@ -279,8 +279,10 @@ def enqueue(bench: Bench, bulk: int = 50_000, single: int = 4_000, connections: 
 
 def bulk_loop(jobs: int, batch: int, conn: Connection) -> None:
     for _ in range(0, jobs, batch):
+        # As the client sends them: one text.
+        payloads = "{" + ",".join(['"{}"'] * batch) + "}"
         conn.execute(
-            "select count(*) from almanac.enqueue_many('default', 'noop', %b::jsonb[])", (["{}"] * batch,), prepare=True
+            "select count(*) from almanac.enqueue_many('default', 'noop', %s::jsonb[])", (payloads,), prepare=True
         )
 
 
