@@ -1,22 +1,31 @@
+-- 40 _is_littered: whether a scan of the claim index passed over so much that going on from a remembered position is
+-- worth what it costs. Of what a claim leaves behind, the next one clears away what no snapshot needs, so about as much
+-- as was found is no litter.
+create or replace function almanac._is_littered(entries_read bigint, jobs_found integer)
+    returns boolean
+    language sql immutable
+return entries_read > 500 + 2 * jobs_found;
+comment on function almanac._is_littered(bigint, integer) is
+    'Whether entries of jobs long claimed are in the way of claims.';
+
 -- 40 _pick_due: locks the due jobs of a queue, highest priority first, then oldest due, and remembers where it stopped.
--- An old snapshot somewhere keeps the entries of claimed jobs alive at the head of the index, and a scan from the start
--- would pass over all of them every time. So a session goes on from the exact position it reached and looks back to the
--- start when something became claimable behind it (backdated_job_seq), when it finds or last found too little, and
--- every second, for commits that came late. Looking back takes at most a twentieth of the time, however long it has
--- become.
--- Reads: job. Calls: clock.
-create or replace function almanac._pick_due(queue almanac.queue, batch_size integer, job_types text[])
+-- For sessions that found the head of the index littered: an old snapshot somewhere keeps the entries of claimed jobs
+-- alive, and a scan from the start would pass over all of them every time. So a session goes on from the exact position
+-- it reached and looks back to the start when something became claimable behind it (backdated_job_seq), when it finds
+-- or last found too little, and every second, for commits that came late. Looking back takes at most a twentieth of the
+-- time, however long it has become; once it passes over little, the position is forgotten. setting: what holds it.
+-- Reads: job. Calls: clock, _is_littered.
+create or replace function almanac._pick_due(
+    queue almanac.queue, batch_size integer, job_types text[], setting text)
     returns tid[]
     language plpgsql volatile set search_path = '' set datestyle = 'ISO, YMD'
 as $$
 declare
     v_now       timestamptz := almanac.clock();
-    -- What was passed over depends on job_types, so each choice of them has a memory of its own.
-    v_setting   text := 'almanac.claimed_' || to_hex(hashtextextended(
-                            (_pick_due.queue).queue || coalesce(_pick_due.job_types::text, ''), 0));
-    v_memory    almanac.claim_memory := nullif(current_setting(v_setting, true), '')::almanac.claim_memory;
+    v_memory    almanac.claim_memory := current_setting(_pick_due.setting)::almanac.claim_memory;
     v_backdated bigint := coalesce(pg_sequence_last_value('almanac.backdated_job_seq'), 0);
     v_look_back boolean;
+    v_read      bigint;
     v_jobs      tid[];
     v_found     tid[];
     v_due_at    timestamptz;
@@ -38,6 +47,7 @@ begin
             v_memory.id := array_fill(0::bigint, array[cardinality(v_memory.priorities)]);
             v_memory.backdated := v_backdated;
             v_memory.looked_back_at := v_now;
+            v_read := pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass);
         end if;
         for v_level in 1 .. cardinality(v_memory.priorities) loop
             -- array(select ...) rather than aggregates, which take longer to set up than a small batch to lock.
@@ -70,16 +80,19 @@ begin
         if v_look_back then
             -- Within bounds, because the clock may have been set meanwhile.
             v_memory.look_back_cost := least(greatest(almanac.clock() - v_now, interval '0'), interval '3 seconds');
+            v_read := pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass) - v_read;
         end if;
         exit when v_look_back or not v_memory.came_short
             or v_now < v_memory.looked_back_at + 20 * v_memory.look_back_cost;
         v_look_back := true;
     end loop;
-    perform set_config(v_setting, v_memory::text, false);
+    perform set_config(_pick_due.setting,
+                       case when not almanac._is_littered(v_read, cardinality(v_jobs)) then '' else v_memory::text end,
+                       false);
     return v_jobs;
 end;
 $$;
-comment on function almanac._pick_due(almanac.queue, integer, text[]) is
+comment on function almanac._pick_due(almanac.queue, integer, text[], text) is
     'Lock due jobs of an unlimited queue in claim order, going on from where this session stopped.';
 
 -- 40 _park: sets jobs aside whose concurrency_key is busy: they leave the claim index until the key is free, so that
@@ -276,11 +289,12 @@ end;
 $$;
 comment on function almanac._check_claim(text, integer, interval) is 'Raises unless a claim can have these arguments.';
 
--- 40 claim_due: scheduled or retrying -> running. Consumes an attempt and issues a new, larger lease token.
+-- 40 claim_due: scheduled or retrying -> running. Consumes an attempt and issues a new, larger lease token. Without
+-- limits, and while nothing is in the way, one statement picks, locks and claims.
 -- Every statement and expression here is set up anew in each call, which is most of what a small claim costs: so they
 -- are few, and what is seldom needed is done elsewhere.
--- Reads: queue. Writes: job. Calls: clock, _open_queue, _check_claim, _pick_due, _pick_within_limits, _next_token,
--- attempt_key, _idempotency_key.
+-- Reads: queue, job. Writes: job. Calls: clock, _open_queue, _check_claim, _is_littered, _pick_due,
+-- _pick_within_limits, _next_token, attempt_key, _idempotency_key.
 create or replace function almanac.claim_due(
     queue text,
     worker text,
@@ -293,9 +307,16 @@ create or replace function almanac.claim_due(
     set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-    v_queue almanac.queue;
-    v_now   timestamptz;
-    v_jobs  tid[];
+    v_queue   almanac.queue;
+    v_now     timestamptz := almanac.clock();
+    -- Where this session stopped, if that matters. What it passed over depends on job_types, so each choice of them has
+    -- a memory of its own.
+    v_setting text := 'almanac.claimed_' || to_hex(hashtextextended(
+                          claim_due.queue || coalesce(claim_due.job_types::text, ''), 0));
+    v_read    bigint := pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass);
+    v_claimed integer;
+    -- Null: the statement that claims picks them itself.
+    v_jobs    tid[];
 begin
     if claim_due.worker is null or claim_due.worker !~ '\S' or length(claim_due.worker) > 200
        or claim_due.batch_size is null or claim_due.batch_size not between 1 and 10000
@@ -307,16 +328,22 @@ begin
     if not found then
         v_queue := almanac._open_queue(claim_due.queue, 'work');
     end if;
-    if v_queue.max_running is not null or v_queue.rate_limit is not null or v_queue.keyed_at is not null then
-        v_jobs := almanac._pick_within_limits(v_queue, claim_due.batch_size, claim_due.job_types);
-    elsif v_queue.paused_at is null or v_queue.paused_until <= almanac.clock() then
-        v_jobs := almanac._pick_due(v_queue, claim_due.batch_size, claim_due.job_types);
+    if num_nonnulls(v_queue.max_running, v_queue.rate_limit, v_queue.keyed_at, v_queue.paused_at) > 0
+       or current_setting(v_setting, true) <> '' then
+        if num_nonnulls(v_queue.max_running, v_queue.rate_limit, v_queue.keyed_at) > 0 then
+            v_jobs := almanac._pick_within_limits(v_queue, claim_due.batch_size, claim_due.job_types);
+        elsif v_queue.paused_at is not null and coalesce(v_queue.paused_until > v_now, true) then
+            return;
+        elsif current_setting(v_setting, true) <> '' then
+            v_jobs := almanac._pick_due(v_queue, claim_due.batch_size, claim_due.job_types, v_setting);
+        end if;
+        if v_jobs = '{}' then
+            return;
+        end if;
+        v_now := almanac.clock();
     end if;
-    if v_jobs is null or v_jobs = '{}' then
-        return;
-    end if;
-    v_now := almanac.clock();
-    -- By ctid of rows just locked: the plan cannot flip with the size of the table.
+    -- By ctid of rows just locked: the plan cannot flip with the size of the table. The levels are read one after the
+    -- other, and only as far as is needed: to sort them would lock them all.
     return query
         with claimed as (
             update almanac.job
@@ -326,7 +353,22 @@ begin
                    leased_by = claim_due.worker,
                    claimed_at = v_now,
                    lease_expires_at = v_now + coalesce(claim_due.lease, job.lease, v_queue.lease)
-             where job.ctid = any (v_jobs)
+             where job.ctid = any (coalesce(v_jobs, array(
+                select picked.ctid
+                  from unnest(v_queue.priorities) as level (priority)
+                 cross join lateral (
+                    select due.ctid
+                      from almanac.job due
+                     where due.queue = claim_due.queue
+                       and due.state in ('scheduled', 'retrying') and due.parked_at is null
+                       and due.priority = level.priority
+                       and due.due_at <= v_now
+                       and due.concurrency_key is null
+                       and (claim_due.job_types is null or due.job_type = any (claim_due.job_types))
+                     order by due.due_at, due.id
+                     limit claim_due.batch_size
+                       for update skip locked) picked
+                 limit claim_due.batch_size)))
             returning job.queue, job.id, job.job_type, job.payload::jsonb, job.attempt, job.max_attempts, job.due_at,
                       v_now - job.due_at, job.lease_token, job.lease_expires_at,
                       coalesce(job.idempotency_key, almanac._idempotency_key(job.queue, job.id)),
@@ -335,6 +377,11 @@ begin
                       job.created_at
         )
         select * from claimed order by claimed.priority desc, claimed.due_at, claimed.id;
+    get diagnostics v_claimed = row_count;
+    if v_jobs is null and almanac._is_littered(
+           pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass) - v_read, v_claimed) then
+        perform set_config(v_setting, '(,,,,,,,)', false);
+    end if;
 end;
 $$;
 comment on function almanac.claim_due(text, text, integer, interval, text[]) is

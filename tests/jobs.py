@@ -6,7 +6,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -119,6 +119,32 @@ class Jobs:
             job_id,
         )
         return [(row.attempt, row.outcome) for row in rows]
+
+
+@contextlib.contextmanager
+def littered(jobs: Jobs, queue: str = "q", choices: Sequence[list[str] | None] = (None,)) -> Iterator[None]:
+    """Meanwhile somebody keeps an old snapshot, and so much was done since that claims of this session go on from where
+    they stopped instead of from the start; for each choice of job types."""
+    with psycopg.connect(jobs.conn.info.dsn) as holder:
+        holder.execute("set transaction isolation level repeatable read")
+        holder.execute("select from almanac.job")
+        jobs.enqueue_many(queue=queue, job_type="litter", payloads=[{}] * 1000)
+        while batch := jobs.claim(queue, 250):
+            jobs.complete_many(
+                queue=queue, job_ids=[j.job_id for j in batch], lease_tokens=[j.lease_token for j in batch]
+            )
+        for job_types in choices:
+            assert jobs.claim(queue, job_types=job_types) == []
+        yield
+
+
+def entries_read(jobs: Jobs, call: Callable[[], Any]) -> int:
+    """Entries of the index of claims that a call reads, those of jobs long claimed included."""
+    count = "select pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass)"
+    with jobs.conn.transaction():
+        before = jobs.one(count)
+        call()
+        return cast(int, jobs.one(count) - before)
 
 
 def held(claimed: Any) -> dict[str, Any]:

@@ -1,13 +1,30 @@
 """40 claim_due: highest priority first, then oldest due; never early, never two workers, within every limit."""
 
+import contextlib
 import random
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
+import psycopg
 import pytest
 
-from tests.jobs import Jobs, held, refused
+from tests.jobs import Jobs, entries_read, held, littered, refused
+from tests.workers import wait_until
 
 MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture(params=["claims from the start", "claims from where the last one stopped"])
+def worked(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Both ways in which claims find jobs: while the head of the index is clean, and where it is littered."""
+    with contextlib.ExitStack() as stack:
+
+        def work(*arguments: Any) -> None:
+            if request.param != "claims from the start":
+                stack.enter_context(littered(*arguments))
+
+        yield work
 
 
 # ── order ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -15,8 +32,9 @@ MINUTE = timedelta(minutes=1)
 
 @pytest.mark.parametrize("limits", [{}, {"max_running": 10_000}], ids=["no limits", "with limits"])
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
-def test_highest_priority_first_then_oldest_due_then_oldest(jobs, clock, limits, batch_size):
+def test_highest_priority_first_then_oldest_due_then_oldest(jobs, clock, limits, batch_size, worked):
     jobs.put(**limits)
+    worked(jobs)
     shuffle = random.Random(1)
     made = []
     for _ in range(40):
@@ -38,10 +56,11 @@ def test_a_job_is_never_claimed_early(jobs, clock):
     assert claimed.lateness == timedelta(0)
 
 
-def test_what_becomes_claimable_between_claims_takes_its_place_in_the_line(live_jobs):
+def test_what_becomes_claimable_between_claims_takes_its_place_in_the_line(live_jobs, worked):
     """On the clock of production: a session remembers how far it has claimed."""
     jobs = live_jobs
     jobs.put(base_delay="0")
+    worked(jobs)
     waiting = [jobs.add() for _ in range(5)]
     assert jobs.claim_ids(batch_size=1) == waiting[:1]
     back_dated = jobs.add(due_at=jobs.one("select now() - interval '1 hour'"))
@@ -68,8 +87,9 @@ def test_what_becomes_claimable_between_claims_takes_its_place_in_the_line(live_
     assert jobs.claim_ids() == [waiting[4], waiting[2]]
 
 
-def test_what_becomes_claimable_at_the_same_instant_takes_its_place(jobs, clock):
+def test_what_becomes_claimable_at_the_same_instant_takes_its_place(jobs, clock, worked):
     jobs.put(base_delay="0")
+    worked(jobs)
     waiting = [jobs.add() for _ in range(4)]
     first, second = jobs.claim(batch_size=2)
     jobs.fail_with_backoff(**held(first), error="x")
@@ -80,9 +100,10 @@ def test_what_becomes_claimable_at_the_same_instant_takes_its_place(jobs, clock)
     assert jobs.claim_ids() == waiting[2:]
 
 
-def test_a_rolled_back_claim_is_forgotten_by_the_session_too(live_jobs):
+def test_a_rolled_back_claim_is_forgotten_by_the_session_too(live_jobs, worked):
     jobs = live_jobs
     jobs.put()
+    worked(jobs)
     waiting = [jobs.add() for _ in range(4)]
     assert jobs.claim_ids(batch_size=1) == waiting[:1]
     with jobs.conn.transaction(force_rollback=True):
@@ -90,11 +111,12 @@ def test_a_rolled_back_claim_is_forgotten_by_the_session_too(live_jobs):
     assert jobs.claim_ids(batch_size=1) == waiting[1:2]
 
 
-def test_one_session_serves_many_queues_and_choices_of_types(live_jobs):
+def test_one_session_serves_many_queues_and_choices_of_types(live_jobs, worked):
     jobs = live_jobs
     expected: dict[tuple[str, str], list[int]] = {}
     for queue in ("a", "b", "it's"):
         jobs.put(queue)
+        worked(jobs, queue, [["x"], ["y"], ["z"]])
         for n in range(12):
             job_type = "xyz"[n % 3]
             expected.setdefault((queue, job_type), []).append(jobs.add(queue, job_type))
@@ -104,8 +126,9 @@ def test_one_session_serves_many_queues_and_choices_of_types(live_jobs):
     assert [jobs.claim(queue) for queue in ("a", "b", "it's")] == [[], [], []]
 
 
-def test_a_clock_that_was_set_back_does_not_hide_jobs(jobs, clock):
+def test_a_clock_that_was_set_back_does_not_hide_jobs(jobs, clock, worked):
     jobs.put()
+    worked(jobs)
     jobs.add()
     jobs.add()
     assert len(jobs.claim()) == 1
@@ -114,9 +137,10 @@ def test_a_clock_that_was_set_back_does_not_hide_jobs(jobs, clock):
     assert jobs.claim_ids() == [job_id]
 
 
-def test_a_clock_that_leaps_during_a_claim_does_not_blind_the_session_for_long(jobs, own_database, clock):
+def test_a_clock_that_leaps_during_a_claim_does_not_blind_the_session_for_long(jobs, own_database, clock, worked):
     """How long looking back took is measured by the clock, and decides when to look back again."""
     jobs.put()
+    worked(jobs)
     late, *_ = [jobs.add() for _ in range(3)]
     with jobs.conn.transaction(force_rollback=True):
         pass
@@ -134,6 +158,41 @@ def test_a_clock_that_leaps_during_a_claim_does_not_blind_the_session_for_long(j
         create or replace function almanac.clock() returns timestamptz language sql volatile
             return timestamptz '2030-01-01' + currval('public.leap') * interval '1 hour' + interval '1 minute'""")
     assert jobs.claim_ids() == [late]
+
+
+def test_jobs_long_claimed_are_not_in_the_way_while_somebody_keeps_an_old_snapshot(live_jobs):
+    """Their entries stay in the index for as long as it is kept; a session passes over them once a second at most."""
+    jobs = live_jobs
+    jobs.put()
+    with littered(jobs), psycopg.connect(jobs.conn.info.dsn, autocommit=True) as newcomer:
+        read = []
+        for _ in range(300):
+            jobs.add()
+            read.append(entries_read(jobs, jobs.claim_one))
+        assert entries_read(Jobs(newcomer), Jobs(newcomer).claim) > 1000
+        assert sorted(read)[len(read) * 3 // 4] < 100
+
+
+def test_claims_go_from_the_start_again_once_nothing_is_in_the_way(live_jobs):
+    jobs = live_jobs
+    jobs.put()
+    jobs.sql("set track_functions = 'pl'")
+
+    def goes_on() -> bool:
+        """Whether a claim asks for the position of the last one."""
+        calls = "select coalesce(pg_stat_get_xact_function_calls('almanac._pick_due'::regproc), 0)"
+        with jobs.conn.transaction():
+            before = jobs.one(calls)
+            assert jobs.claim() == []
+            return bool(jobs.one(calls) > before)
+
+    assert not goes_on()
+    with littered(jobs):
+        assert goes_on()
+        assert goes_on()
+    jobs.sql("vacuum almanac.job")
+    # The first that looks back finds the way clear. How soon that is depends on how long it took the last time.
+    wait_until(lambda: not goes_on(), timeout=30.0, pause=0.05)
 
 
 # ── what is claimed, and by whom ────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from tests.conftest import LIVE_TEMPLATE
-from tests.jobs import Jobs, held
+from tests.jobs import Jobs, held, littered
 
 PRIORITIES = range(10)
 BATCH = 20
@@ -42,8 +42,7 @@ class Explained:
             pytest.skip(f"auto_explain is not there: {error}")
         conn.execute("""
             set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on;
-            set auto_explain.log_analyze = on; set auto_explain.log_buffers = on; set auto_explain.log_format = json;
-            set client_min_messages = log""")
+            set auto_explain.log_analyze = on; set auto_explain.log_buffers = on; set auto_explain.log_format = json""")
         conn.add_notice_handler(self._hear)
 
     def _hear(self, notice: Any) -> None:
@@ -106,12 +105,22 @@ def databases(clone: Any, size: int) -> Iterator[tuple[str, str, psycopg.Connect
 
 
 def check_claim(conn: psycopg.Connection[Any]) -> None:
+    """From the start, and from where the last claim stopped."""
     jobs = Jobs(conn)
+    explained = Explained(conn)
     for _ in range(8):
         enqueue_due(jobs)
         drain(jobs)
+    check_plans(jobs, explained)
+    with littered(jobs):
+        check_plans(jobs, explained)
+
+
+def check_plans(jobs: Jobs, explained: Explained) -> None:
+    conn = jobs.conn
     enqueue_due(jobs)
-    explained = Explained(conn)
+    explained.plans.clear()
+    conn.execute("set client_min_messages = log")
     claimed = jobs.claim(batch_size=BATCH)
     conn.execute("set client_min_messages = warning")
     assert len(claimed) == BATCH
@@ -126,7 +135,7 @@ def check_claim(conn: psycopg.Connection[Any]) -> None:
         assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] <= 40 * BATCH, shown
         assert "JIT" not in plan, shown
     for plan in picks:
-        (scan,) = [n for n in nodes(plan["Plan"]) if n.get("Relation Name") == "job" and "Scan" in n["Node Type"]]
+        (scan,) = [n for n in nodes(plan["Plan"]) if n.get("Relation Name") == "job" and "Index" in n["Node Type"]]
         assert (scan["Node Type"], scan.get("Index Name")) == ("Index Scan", "job_claim_due_idx")
     assert sum(map(rows_touched, plans)) <= 5 * BATCH
     # A claim that finds nothing looks at nothing.
@@ -196,6 +205,7 @@ def test_ends_and_extensions_touch_a_few_rows_too(databases):
     enqueue_due(jobs)
     batch = jobs.claim(batch_size=2 * BATCH)
     explained = Explained(conn)
+    conn.execute("set client_min_messages = log")
     some = {"job_ids": [j.job_id for j in batch[:BATCH]], "lease_tokens": [j.lease_token for j in batch[:BATCH]]}
     jobs.extend_leases(queue="q", **some)
     jobs.complete_many(queue="q", **some)
