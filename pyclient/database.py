@@ -33,7 +33,7 @@ from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from pyclient import errors
+from pyclient import errors, wire
 
 try:
     import orjson
@@ -393,6 +393,17 @@ def put_job_type(
 # The same functions, for a thousand jobs at a time: rows stay tuples, columns are read when a handler asks for them.
 
 
+# The rows, and when they were claimed in microseconds since 2000.
+ClaimedRows = tuple[list[tuple[Any, ...]], int]
+# Queue, worker, lease and job types as they are sent with every claim.
+ClaimArguments = tuple[bytes, bytes, bytes | None, bytes]
+
+
+def claim_arguments(queue: str, worker: str, lease: timedelta | None, job_types: Iterable[str]) -> ClaimArguments:
+    in_seconds = None if lease is None else f"{lease.total_seconds()} s".encode()
+    return queue.encode(), worker.encode(), in_seconds, _texts(job_types).encode()
+
+
 class Claimed:
     """Where a column stands in a row of `claim_rows`."""
 
@@ -402,14 +413,15 @@ class Claimed:
     ) = range(18)  # fmt: skip
 
 
-_CLAIM = b"""
+_CLAIMED = b"""
 select job_id, lease_token, job_type, payload, attempt, max_attempts, due_at, lease_expires_at, lateness,
        idempotency_key, attempt_key, schedule, tick_at, caught_up, priority, concurrency_key, headers, created_at
-  from almanac.claim_due(queue => $1, worker => $2, batch_size => $3, lease => $4, job_types => $5)
-"""
-_CLAIM_ONE = _CLAIM[: _CLAIM.index(b"almanac.claim_due")] + (
-    b"almanac.claim_job(queue => $1, job_id => $2, worker => $3, lease => $4)"
+  from almanac."""
+_CLAIM = wire.Statement(
+    b"almanac_claim",
+    _CLAIMED + b"claim_due(queue => $1, worker => $2, batch_size => $3, lease => $4, job_types => $5)",
 )
+_CLAIM_ONE = _CLAIMED + b"claim_job(queue => $1, job_id => $2, worker => $3, lease => $4)"
 # Only the number comes back: all of them is the usual answer, and asking again is harmless where it is not.
 _COMPLETE = b"""
 select count(*)
@@ -444,11 +456,13 @@ select e.job_id, e.lease_token, extract(epoch from e.lease_expires_at - almanac.
 """
 
 
-def for_claims(conn: AsyncConnection) -> None:
-    """Teach a connection to leave jsonb, timestamptz and interval nearly as they come over the wire."""
+async def for_claims(conn: AsyncConnection) -> None:
+    """Prepare a connection for `claim_rows`: jsonb, timestamptz and interval stay nearly as they come over the wire."""
     conn.adapters.register_loader("jsonb", ByteaBinaryLoader)
     conn.adapters.register_loader("interval", ByteaBinaryLoader)
     conn.adapters.register_loader("timestamptz", Int8BinaryLoader)
+    with translated():
+        await _CLAIM.prepare(conn)
 
 
 async def doze_for(conn: AsyncConnection, queue: str, worker: str, at_most: timedelta) -> float | None:
@@ -462,7 +476,7 @@ async def doze_for(conn: AsyncConnection, queue: str, worker: str, at_most: time
 
 async def claim_one(
     conn: AsyncConnection, queue: str, job_id: int, worker: str, lease: timedelta | None
-) -> tuple[list[tuple[Any, ...]], int]:
+) -> ClaimedRows:
     """`claim_rows` for one job by its id."""
     with translated():
         cursor = psycopg.AsyncRawCursor(conn, row_factory=psycopg.rows.tuple_row)
@@ -470,21 +484,18 @@ async def claim_one(
         return _claimed(await cursor.fetchall())
 
 
-def _claimed(rows: list[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
+def _claimed(rows: list[tuple[Any, ...]]) -> ClaimedRows:
     if not rows:
         return rows, 0
     microseconds, days, _ = struct.unpack(">qii", rows[0][Claimed.LATENESS])
     return rows, rows[0][Claimed.DUE_AT] + microseconds + days * 86_400_000_000
 
 
-async def claim_rows(
-    conn: AsyncConnection, queue: str, worker: str, batch_size: int, lease: timedelta | None, job_types: list[str]
-) -> tuple[list[tuple[Any, ...]], int]:
-    """Rows in the order of `Claimed`, and when they were claimed, in microseconds since 2000. After `for_claims`."""
+async def claim_rows(conn: AsyncConnection, arguments: ClaimArguments, batch_size: int) -> ClaimedRows:
+    """Rows in the order of `Claimed`. After `for_claims`."""
+    queue, worker, lease, job_types = arguments
     with translated():
-        cursor = psycopg.AsyncRawCursor(conn, row_factory=psycopg.rows.tuple_row)
-        await cursor.execute(_CLAIM, (queue, worker, batch_size, lease, job_types), prepare=True, binary=True)
-        return _claimed(await cursor.fetchall())
+        return _claimed(await _CLAIM.rows(conn, (queue, worker, b"%d" % batch_size, lease, job_types)))
 
 
 def json_value(raw: bytes) -> Any:
@@ -737,8 +748,8 @@ def connect_worker(dsn: str) -> Connection:
 
 
 async def connect_worker_async(dsn: str) -> AsyncConnection:
-    """The same for asyncio."""
-    conn = await connect_async(patient(dsn), application_name="pyclient worker")
+    """The same for asyncio. In UTF-8 whatever the DSN says, because `claim_arguments` is."""
+    conn = await connect_async(make_conninfo(patient(dsn), client_encoding="UTF8"), application_name="pyclient worker")
     try:
         row = await (await conn.execute("select pg_backend_pid()")).fetchone()
         if row is None or is_proxied(conn, row[0]):

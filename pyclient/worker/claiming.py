@@ -37,9 +37,10 @@ WINDOW = 0.1
 class Feed:
     """One queue as this worker sees it. Times are monotonic."""
 
-    def __init__(self, queue: str, weight: float) -> None:
+    def __init__(self, queue: str, weight: float, arguments: database.ClaimArguments) -> None:
         self.queue = queue
         self.weight = weight
+        self.arguments = arguments
         #: Not worth a look before this.
         self.idle_until = 0.0
         self.looks = 0
@@ -57,6 +58,9 @@ class Feed:
 
 def shares(feeds: Sequence[Feed], room: int) -> list[tuple[Feed, int]]:
     """How many jobs to ask of each: by weight, and what does not divide goes to those that were served least."""
+    if len(feeds) == 1:
+        feeds[0].served = 0.0
+        return [(feeds[0], room)]
     least = min(feed.served for feed in feeds)
     weights = sum(feed.weight for feed in feeds)
     by_need = sorted(feeds, key=lambda feed: feed.served)
@@ -92,8 +96,10 @@ class Fetcher:
         self.state = state
         #: Whether notifications arrive.
         self.is_heard = is_heard
-        self.feeds = [Feed(queue, weight) for queue, weight in options.queues.items()]
-        self.job_types = sorted(slots.jobs)
+        self.feeds = [
+            Feed(queue, weight, database.claim_arguments(queue, worker, options.lease, sorted(slots.jobs)))
+            for queue, weight in options.queues.items()
+        ]
         self.stopping = False
         self._waiting: asyncio.Future[None] | None = None
         self._ahead = 0
@@ -221,26 +227,30 @@ class Fetcher:
 
     async def _claim(self, feed: Feed, size: int) -> int:
         sent_at = time.monotonic()
-        queue, options = feed.queue, self.options
         rows, claimed_at = await self.link.call(
-            lambda conn: database.claim_rows(conn, queue, self.worker, size, options.lease, self.job_types),
-            until=self._stopped,
+            lambda conn: database.claim_rows(conn, feed.arguments, size), until=self._stopped
         )
         if not rows:
             return 0
-        return self._take(queue, rows, claimed_at, sent_at)
+        took = time.monotonic() - sent_at
+        self._take(feed.queue, rows, claimed_at, sent_at)
+        if len(rows) < size:
+            # There is time: the handlers begin before the books are kept.
+            await asyncio.sleep(0)
+        self._count(rows, claimed_at, took)
+        return len(rows)
 
-    def _take(self, queue: str, rows: Sequence[tuple[Any, ...]], claimed_at: int, sent_at: float) -> int:
+    def _take(self, queue: str, rows: Sequence[tuple[Any, ...]], claimed_at: int, sent_at: float) -> None:
         claim = Claim(self.services, queue, claimed_at, sent_at)
         jobs = [JobContext(claim, row) for row in rows]
         self.held.update(jobs)
         self.slots.add(jobs)
-        metrics = self.metrics
-        metrics.claimed += len(jobs)
-        metrics.claim_seconds.observe(time.monotonic() - sent_at)
-        due_at = database.Claimed.DUE_AT
+
+    def _count(self, rows: Sequence[tuple[Any, ...]], claimed_at: int, took: float) -> None:
+        metrics, due_at = self.metrics, database.Claimed.DUE_AT
+        metrics.claimed += len(rows)
+        metrics.claim_seconds.observe(took)
         metrics.lateness_seconds.observe_all([(claimed_at - row[due_at]) / 1e6 for row in rows])
-        return len(jobs)
 
     async def _once(self, job_id: int) -> None:
         """The one job somebody asked for, from whichever of the queues it is in."""
@@ -264,6 +274,7 @@ class Fetcher:
                     f"job {job_id} is of type {rows[0][database.Claimed.JOB_TYPE]}, which this app has no handler for",
                     hint="Give the --app that has it.",
                 )
+            self._count(rows, claimed_at, time.monotonic() - sent_at)
             self._take(feed.queue, rows, claimed_at, sent_at)
             while self.held and not self.stopping:
                 await self._wait(0.01)

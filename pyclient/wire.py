@@ -1,0 +1,48 @@
+"""A statement that one connection sends over and over, straight through libpq.
+
+A cursor can do much that such a statement does not need. In a worker that was asleep all of that is done with cold
+caches, and was half of what it had to do before it could start a job.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import psycopg.errors
+from psycopg import generators, pq
+from psycopg.adapt import Transformer
+
+AsyncConnection = psycopg.AsyncConnection[Any]
+
+
+@dataclass(frozen=True)
+class Statement:
+    name: bytes
+    text: bytes
+
+    async def prepare(self, conn: AsyncConnection) -> None:
+        """Before the first `rows` on a connection. Does nothing where a pooler shares sessions."""
+        if conn.prepare_threshold is not None:
+            conn.pgconn.send_prepare(self.name, self.text)
+            await _answer(conn, pq.ExecStatus.COMMAND_OK)
+
+    async def rows(self, conn: AsyncConnection, parameters: Sequence[bytes | None]) -> list[tuple[Any, ...]]:
+        """Its rows, by the connection's loaders for binary. Parameters are text in the connection's encoding, None is
+        null. One call at a time on a connection, outside of pipelines."""
+        if conn.prepare_threshold is not None:
+            conn.pgconn.send_query_prepared(self.name, parameters, result_format=pq.Format.BINARY)
+        else:
+            conn.pgconn.send_query_params(self.text, parameters, result_format=pq.Format.BINARY)
+        result = await _answer(conn, pq.ExecStatus.TUPLES_OK)
+        transformer = Transformer(conn)
+        transformer.set_pgresult(result)
+        return transformer.load_rows(0, result.ntuples, tuple)
+
+
+async def _answer(conn: AsyncConnection, expected: pq.ExecStatus) -> pq.abc.PGresult:
+    # Waits as a cursor does: notices and notifications are heard, a task that is cancelled cancels the statement.
+    result: pq.abc.PGresult = (await conn.wait(generators.execute(conn.pgconn)))[-1]
+    if result.status != expected:
+        raise psycopg.errors.error_from_result(result, encoding=conn.info.encoding)
+    return result
