@@ -203,8 +203,8 @@ comment on function almanac.enqueue(text, text, jsonb, timestamptz, integer, tex
     'Make a job in the caller''s transaction; with a dedup_key that is taken, name the job that has it instead.';
 
 -- 32 enqueue_many: as enqueue, for many payloads in one statement. Arrays run in parallel with payloads.
--- Reads: job_type. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload, _open_queue,
--- _take_dedup_keys, _learn, _ring.
+-- Reads: job_type. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload, _payload_bytes,
+-- _open_queue, _take_dedup_keys, _learn, _ring.
 create or replace function almanac.enqueue_many(
     queue text,
     job_type text,
@@ -247,7 +247,7 @@ begin
     end if;
     select p.payload into v_bad from unnest(enqueue_many.payloads) as p (payload)
      where p.payload is null or jsonb_typeof(p.payload) not in ('object', 'array')
-        or pg_column_size(p.payload) > v_queue.max_payload_bytes
+        or almanac._payload_bytes(p.payload) > v_queue.max_payload_bytes
      limit 1;
     if found then
         perform almanac._check_payload(v_bad, v_queue.max_payload_bytes);

@@ -240,12 +240,16 @@ def limits(bench: Bench, batch: int = 100, jobs: int = 10_000) -> Iterator[Leg]:
     yield functools.partial(limited, "rate limit", "rate_limit => 1000000, rate_interval => interval '1 second'")
 
 
-def enqueue(bench: Bench, bulk: int = 50_000, single: int = 4_000, connections: int = 16) -> Iterator[Leg]:
-    def enqueue_bulk(batch: int) -> Iterator[Measurement]:
+def enqueue(bench: Bench, bulk: int = 50_000, single: int = 12_000, connections: int = 16) -> Iterator[Leg]:
+    def enqueue_bulk(batch: int, listening: bool = False) -> Iterator[Measurement]:
         with bench.emptied() as conn:
             bench.settle(conn, "almanac.job")
-        took, _ = together(bench.dsn(), 1, functools.partial(bulk_loop, bulk, batch))
-        yield {"metric": "enqueue_bulk_per_s", "value": bulk / took, "unit": "jobs/s", "batch": batch, "connections": 1}
+        with listening_worker(bench) if listening else contextlib.nullcontext():
+            took, _ = together(bench.dsn(), 1, functools.partial(bulk_loop, bulk, batch))
+        yield {
+            "metric": "enqueue_bulk_per_s", "value": bulk / took, "unit": "jobs/s",
+            "batch": batch, "connections": 1, "listening": listening,
+        }  # fmt: skip
 
     def bare_insert() -> Iterator[Measurement]:
         with psycopg.connect(bench.bare_dsn("ceiling"), autocommit=True) as conn:
@@ -272,6 +276,7 @@ def enqueue(bench: Bench, bulk: int = 50_000, single: int = 4_000, connections: 
 
     yield functools.partial(enqueue_bulk, 1000)
     yield functools.partial(enqueue_bulk, 10_000)
+    yield functools.partial(enqueue_bulk, 1000, True)
     yield bare_insert
     yield functools.partial(enqueue_single, False)
     yield functools.partial(enqueue_single, True)
