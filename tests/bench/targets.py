@@ -42,7 +42,8 @@ TARGETS = [
     ),
     Target(
         "bulk enqueue to graphile-worker's addJobs",
-        ("enqueue_bulk_per_s", {"batch": 1000, "listening": False}), peer("peer_enqueue_bulk_per_s", "graphile-worker"), 2.0,
+        ("enqueue_bulk_per_s", {"batch": 1000, "listening": False}),
+        peer("peer_enqueue_bulk_per_s", "graphile-worker"), 2.0,
     ),
     Target(
         "single enqueue, a worker listening, 16 connections, to a bare INSERT",
