@@ -1,7 +1,8 @@
 """Schedules: claims one at a time by 50 connections, a thousand at a time by one tick, and a tick that finds nothing.
 
 The yardstick for the claims is what the idea amounts to without a ledger, a job, a rule or policies: one narrow table,
-and an UPDATE by name of a row that FOR UPDATE SKIP LOCKED has taken.
+and an UPDATE of a row that FOR UPDATE SKIP LOCKED has taken, either by name, as advance_schedule does, or whichever is
+due first.
 """
 
 import functools
@@ -31,6 +32,11 @@ CEILING_CLAIM = """
 update s set next_run_at = next_run_at + interval '1 minute'
  where name = (select name from s where name = %s and next_run_at <= now() for update skip locked)
 returning name, next_run_at
+"""
+CEILING_CLAIM_ANY = """
+with due as (select name from s where next_run_at <= now() order by next_run_at limit 1 for update skip locked)
+update s set next_run_at = next_run_at + interval '1 minute' from due where s.name = due.name
+returning s.name, s.next_run_at
 """
 CLAIM = "select tick_at, job_id from almanac.advance_schedule('default', %s)"
 #: Many schedules like the one that put_schedule made, due at the full minute that has just passed.
@@ -79,14 +85,14 @@ def loop(
             together_from.wait(60)
             started = time.perf_counter()
         began = time.perf_counter()
-        cursor.execute(statement.encode(), [name], prepare=True)
+        cursor.execute(statement.encode(), [name] if "%s" in statement else None, prepare=True)
         assert len(cursor.fetchall()) == 1
         took.append((time.perf_counter() - began) * 1000)
     return started, time.perf_counter(), took[WARM:]
 
 
-def claims(bench: Bench, metric: str) -> Iterator[Measurement]:
-    ours = not metric.startswith("ceiling")
+def claims(bench: Bench, metric: str, statement: str, **described: str) -> Iterator[Measurement]:
+    ours = statement == CLAIM
     dsn = bench.dsn() if ours else bench.bare_dsn("ceiling")
     count = DUE + WARM * CONNECTIONS
     shares = [[f"s{n}" for n in range(share, count, CONNECTIONS)] for share in range(CONNECTIONS)]
@@ -101,11 +107,13 @@ def claims(bench: Bench, metric: str) -> Iterator[Measurement]:
                 conn.execute((CEILING_TABLE % (count - 1)).encode())
                 bench.settle(conn, "s")
         barrier = multiprocessing.get_context("fork").Barrier(CONNECTIONS)
-        statement = CLAIM if ours else CEILING_CLAIM
         _, answers = together(dsn, CONNECTIONS, functools.partial(loop, statement, barrier, shares))
         seconds += max(ended for _, ended, _ in answers) - min(started for started, _, _ in answers)
         each += [latency for _, _, latencies in answers for latency in latencies]
-    yield {"metric": metric, "value": PASSES * DUE / seconds, "unit": "schedules/s", "connections": CONNECTIONS}
+    yield {
+        "metric": metric, "value": PASSES * DUE / seconds, "unit": "schedules/s", "connections": CONNECTIONS,
+        **described,
+    }  # fmt: skip
     if ours:
         yield {
             "metric": "schedule_claim_ms_p99", "value": percentile(each, 0.99), "unit": "ms",
@@ -143,7 +151,8 @@ def idle(bench: Bench, schedules: int = 1_000_000, ticks: int = 200) -> Iterator
 
 
 def run(bench: Bench) -> Iterator[Leg]:
-    yield functools.partial(claims, bench, "ceiling_schedule_claims_per_s")
-    yield functools.partial(claims, bench, "schedule_claims_per_s")
+    yield functools.partial(claims, bench, "ceiling_schedule_claims_per_s", CEILING_CLAIM, claimed="by name")
+    yield functools.partial(claims, bench, "ceiling_schedule_claims_per_s", CEILING_CLAIM_ANY, claimed="first due")
+    yield functools.partial(claims, bench, "schedule_claims_per_s", CLAIM)
     yield functools.partial(fanout, bench)
     yield functools.partial(idle, bench)
