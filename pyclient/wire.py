@@ -30,10 +30,11 @@ class Statement:
     async def rows(self, conn: AsyncConnection, parameters: Sequence[bytes | None]) -> list[tuple[Any, ...]]:
         """Its rows, by the connection's loaders for binary. Parameters are text in the connection's encoding, None is
         null. One call at a time on a connection, outside of pipelines."""
+        values = list(parameters)  # psycopg 3.2 takes no other sequence
         if conn.prepare_threshold is not None:
-            conn.pgconn.send_query_prepared(self.name, parameters, result_format=pq.Format.BINARY)
+            conn.pgconn.send_query_prepared(self.name, values, result_format=pq.Format.BINARY)
         else:
-            conn.pgconn.send_query_params(self.text, parameters, result_format=pq.Format.BINARY)
+            conn.pgconn.send_query_params(self.text, values, result_format=pq.Format.BINARY)
         result = await _answer(conn, pq.ExecStatus.TUPLES_OK)
         transformer = Transformer(conn)
         transformer.set_pgresult(result)
