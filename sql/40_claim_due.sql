@@ -314,7 +314,9 @@ declare
     v_setting text := 'almanac.claimed_' || to_hex(hashtextextended(
                           claim_due.queue || coalesce(claim_due.job_types::text, ''), 0));
     v_read    bigint := pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass);
+    v_drawn   bigint := pg_sequence_last_value('almanac.backdated_job_seq');
     v_claimed integer;
+    v_again   boolean;
     -- Null: the statement that claims picks them itself.
     v_jobs    tid[];
 begin
@@ -378,9 +380,20 @@ begin
         )
         select * from claimed order by claimed.priority desc, claimed.due_at, claimed.id;
     get diagnostics v_claimed = row_count;
-    if v_jobs is null and almanac._is_littered(
-           pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass) - v_read, v_claimed) then
-        perform set_config(v_setting, '(,,,,,,,)', false);
+    if v_jobs is null then
+        v_again := v_claimed < claim_due.batch_size
+            and pg_sequence_last_value('almanac.backdated_job_seq') is distinct from v_drawn;
+        if v_again or almanac._is_littered(
+               pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass) - v_read, v_claimed) then
+            perform set_config(v_setting, '(,,,,,,,)', false);
+        end if;
+        if v_again then
+            -- A job that was claimed and given back since the statement began was locked as it is now, which the
+            -- statement cannot see. So look again, in two statements.
+            return query select * from almanac.claim_due(
+                claim_due.queue, claim_due.worker, claim_due.batch_size - v_claimed, claim_due.lease,
+                claim_due.job_types);
+        end if;
     end if;
 end;
 $$;

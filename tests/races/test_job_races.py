@@ -63,6 +63,35 @@ def test_claim_claim_on_one_key(jobs, sessions, ending):
     assert jobs.parked() == [second]
 
 
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_claim_release_while_another_claim_looks(jobs, own_database, sessions, batch_size):
+    """Claimed and given back between the moment another claim sees the job and the moment it locks it: that claim has
+    it, rather than keep it from everybody for as long as its transaction lasts."""
+    a, b = sessions
+    jobs.put()
+    job_id = jobs.add()
+    # Waits where the statement that claims has its snapshot and has locked nothing yet.
+    looks = "from unnest(v_queue.priorities) as level (priority)\n"
+    source = jobs.one("select pg_get_functiondef('almanac.claim_due'::regproc)")
+    assert source.count(looks) == 1
+    jobs.sql("""
+        create function almanac.wait_and_unnest(numbers smallint[]) returns setof smallint language plpgsql as $$
+        begin
+            perform pg_advisory_xact_lock_shared(1);
+            return query select unnest(numbers);
+        end $$""")
+    jobs.sql(source.replace(looks, looks.replace("unnest", "almanac.wait_and_unnest")))
+    jobs.sql("select pg_advisory_lock(1)")
+    a.sql("begin")
+    with Blocked(b.conn, a.conn, lambda: a.claim_ids(batch_size=batch_size)) as waiting:
+        (claimed,) = b.claim_job(queue="q", job_id=job_id, worker="b")
+        b.release(**held(claimed))
+        jobs.sql("select pg_advisory_unlock(1)")
+    assert waiting.value() == [job_id]
+    a.sql("commit")
+    assert jobs.row(job_id).leased_by == "w"
+
+
 def test_fifty_sessions_on_one_job_make_one_claim(jobs, connect):
     jobs.put()
     jobs.add()
