@@ -27,8 +27,8 @@ PATIENCE = 30.0
 
 _PASSING = (psycopg.OperationalError, psycopg.InterfaceError, errors.CannotConnect, TimeoutError, OSError)
 # Raised as other classes, and yet they pass: read-only standby, a schema that is being installed or upgraded, a server
-# that is out of resources or shutting down.
-_PASSING_STATES = ("25006", "42883", "42P01", "3F000", "53", "55P03", "57", "40", "08", "58", "XX000")
+# that is out of resources or shutting down, a pooler that forgot what was prepared.
+_PASSING_STATES = ("25006", "26000", "42883", "42P01", "3F000", "53", "55P03", "57", "40", "08", "58", "XX000")
 
 
 def passes(error: BaseException) -> bool:
@@ -39,8 +39,13 @@ def passes(error: BaseException) -> bool:
 
 
 def needs_another_connection(error: BaseException) -> bool:
-    """The connection is gone, or leads to a server that cannot be written to."""
-    return not isinstance(error, psycopg.Error) or error.sqlstate is None or error.sqlstate.startswith(("25006", "57P"))
+    """The connection is gone, leads to a server that cannot be written to, or holds statements that were prepared for
+    what is no longer there (0A000: an upgrade changed the type of their result)."""
+    return (
+        not isinstance(error, psycopg.Error)
+        or error.sqlstate is None
+        or error.sqlstate.startswith(("25006", "26000", "0A000", "57P"))
+    )
 
 
 def pause(failures: int) -> float:

@@ -11,6 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from pyclient import database, errors
 from pyclient.wire import Statement
+from pyclient.worker.link import Link, State
 from tests.jobs import Jobs
 from tests.workers import wait_until
 
@@ -121,5 +122,26 @@ def test_errors_of_claims_are_those_of_every_call(live_dsn):
             await database.for_claims(conn)
             with pytest.raises(errors.QueueUnknown, match="nowhere"):
                 await database.claim_rows(conn, database.claim_arguments("nowhere", "w", None, ["t"]), 1)
+
+    ran(scene())
+
+
+def test_a_statement_that_was_forgotten_or_has_become_another_is_prepared_again(live_dsn):
+    """Behind a pooler that was not recognised, and after an upgrade under a worker that goes on."""
+    statement = Statement(b"test", b"select answer from public.answers")
+
+    async def scene() -> None:
+        link = Link("claim", live_dsn, State(), prepare=statement.prepare)
+        with psycopg.connect(live_dsn, autocommit=True) as other:
+            other.execute("create table public.answers as select 1 as answer")
+            assert await link.call(lambda conn: statement.rows(conn, ())) == [(1,)]
+            assert link.conn is not None
+            await link.conn.execute("deallocate all")
+            assert await link.call(lambda conn: statement.rows(conn, ())) == [(1,)]
+            other.execute("alter table public.answers alter answer type text")
+            with pytest.raises(psycopg.errors.FeatureNotSupported):
+                await link.call(lambda conn: statement.rows(conn, ()))
+            assert await link.call(lambda conn: statement.rows(conn, ())) == [("1",)]
+        await link.drop()
 
     ran(scene())
