@@ -220,17 +220,29 @@ begin
             and tick.tick_at > v_now and tick.decision not in ('triggered', 'backfilled')));
     v_new.next_due_at := almanac._tick_after(v_new, v_new.decided_until);
     v_new.look_at := v_new.next_due_at;
-    v_new.revision := 1 + coalesce((select max(r.revision) from almanac.schedule_revision r
-                                     where r.queue = v_new.queue and r.schedule = v_new.name), 0);
-    if not exists (select from almanac.schedule s where s.queue = v_new.queue and s.name = v_new.name) then
-        insert into almanac.schedule select v_new.* on conflict on constraint schedule_pkey do nothing;
-        v_created := found;
-    else
-        v_created := false;
-    end if;
-    if not v_created then
+    v_new.revision := 1;
+    loop
+        if not exists (select from almanac.schedule s where s.queue = v_new.queue and s.name = v_new.name) then
+            insert into almanac.schedule select v_new.* on conflict on constraint schedule_pkey do nothing;
+            v_created := found;
+        else
+            v_created := false;
+        end if;
+        exit when v_created;
         select * into v_old from almanac.schedule s
          where s.queue = v_new.queue and s.name = v_new.name for update;
+        -- Whoever was waited for may have dropped it: then there is none, and it is made.
+        exit when found;
+    end loop;
+    if v_created then
+        -- Looked up only now that nobody else can add one: a drop that was waited for is a revision too.
+        update almanac.schedule s set revision = last.revision + 1
+          from (select max(r.revision) as revision from almanac.schedule_revision r
+                 where r.queue = v_new.queue and r.schedule = v_new.name) last
+         where s.queue = v_new.queue and s.name = v_new.name and last.revision is not null
+        returning s.revision into v_new.revision;
+        v_new.revision := coalesce(v_new.revision, 1);
+    else
         if almanac._definition(v_old) = almanac._definition(v_new) then
             return row (v_old.queue, v_old.name, v_old.next_due_at, v_old.revision, false,
                         false)::almanac.declared_schedule;

@@ -27,6 +27,25 @@ $$;
 comment on function almanac._backlog_from(almanac.schedule, timestamptz) is
     'Where in a backlog catch-up begins, by catch_up, max_age and max_runs.';
 
+-- 70 _lock_live: the live jobs of those of the given schedules that may cancel them, by id, before any of them is
+-- touched. Workers end jobs in batches, by id too: so whoever comes second waits, and nobody waits for one who waits.
+-- Reads: schedule, job.
+create or replace function almanac._lock_live(rows tid[])
+    returns void
+    language plpgsql volatile
+    set search_path = '' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+as $$
+begin
+    perform from almanac.schedule s
+       join almanac.job on job.queue = s.queue and job.schedule = s.name
+      where s.ctid = any (_lock_live.rows) and s.overlap = 'cancel_running'
+      order by job.queue, job.id
+        for update of job;
+end;
+$$;
+comment on function almanac._lock_live(tid[]) is
+    'Lock the jobs that advancing these schedules may cancel, in one order.';
+
 -- 70 _cancel_live: makes room for a new job of the schedule: waiting ones are cancelled, running ones asked to let go.
 -- Reads: job. Writes: job. Calls: clock, _finish.
 create or replace function almanac._cancel_live(schedule almanac.schedule, reason text)
@@ -34,18 +53,23 @@ create or replace function almanac._cancel_live(schedule almanac.schedule, reaso
     language plpgsql volatile set search_path = '' set enable_seqscan = off
 as $$
 declare
-    v_ids    bigint[];
-    v_tokens bigint[];
+    v_running bigint[];
+    v_ids     bigint[];
+    v_tokens  bigint[];
 begin
-    update almanac.job
-       set cancel_requested_at = almanac.clock(), cancel_requested_by = 'tick', cancel_reason = _cancel_live.reason
-     where job.queue = schedule.queue and job.schedule = schedule.name and job.state = 'running'
-       and job.cancel_requested_at is null;
-    select array_agg(waiting.id), array_agg(waiting.lease_token) into v_ids, v_tokens
-      from (select job.id, job.lease_token from almanac.job
-             where job.queue = schedule.queue and job.schedule = schedule.name and job.state <> 'running'
+    select array_agg(live.id) filter (where live.state = 'running'),
+           array_agg(live.id) filter (where live.state <> 'running'),
+           array_agg(live.lease_token) filter (where live.state <> 'running')
+      into v_running, v_ids, v_tokens
+      from (select job.id, job.state, job.lease_token from almanac.job
+             where job.queue = schedule.queue and job.schedule = schedule.name
              order by job.id
-               for update) waiting;
+               for update) live;
+    if v_running is not null then
+        update almanac.job
+           set cancel_requested_at = almanac.clock(), cancel_requested_by = 'tick', cancel_reason = _cancel_live.reason
+         where job.queue = schedule.queue and job.id = any (v_running) and job.cancel_requested_at is null;
+    end if;
     if v_ids is not null then
         perform almanac._finish(schedule.queue, v_ids, v_tokens, 'cancelled', false, ended_by => 'tick',
                                 end_reason => _cancel_live.reason);
@@ -431,7 +455,7 @@ comment on function almanac.advance_schedule(text, text) is
 
 -- 70 _advance_due: everything that is due, in any number of sessions at once: each takes what the others have not
 -- locked. Set-based; only where that raises, row by row, to find the one that is to blame.
--- Reads: schedule. Calls: clock, _advance_rows, _decide_ticks, _is_passing, _quarantine, _ring.
+-- Reads: schedule. Calls: clock, _advance_rows, _decide_ticks, _is_passing, _lock_live, _quarantine, _ring.
 create or replace function almanac._advance_due(batch_size integer, ticked_by text)
     returns almanac.tick_report
     language plpgsql volatile set search_path = '' set enable_seqscan = off
@@ -480,6 +504,7 @@ begin
     end if;
     v_report.skipped := v_decided - v_report.fired;
     if v_decided < v_report.schedules then
+        perform almanac._lock_live(v_rows);
         -- Rows that were advanced have moved on; what is still found in its place is not decided yet.
         for v_schedule in select s.* from almanac.schedule s where s.ctid = any (v_rows) order by s.look_at loop
             if v_report.fired + v_report.skipped >= _advance_due.batch_size then

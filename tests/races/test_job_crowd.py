@@ -21,13 +21,6 @@ import pytest
 from tests.jobs import Jobs, held
 
 
-@pytest.fixture
-def seed() -> int:
-    seed = int(os.environ.get("ALMANAC_TEST_SEED", random.SystemRandom().randrange(10**9)))
-    print(f"seed {seed}: repeat with ALMANAC_TEST_SEED={seed}")
-    return seed
-
-
 def run(threads: list[threading.Thread]) -> None:
     for thread in threads:
         thread.start()

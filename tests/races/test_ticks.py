@@ -3,13 +3,16 @@
 import random
 import threading
 import time
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import psycopg
 import pytest
 
-from tests.jobs import Jobs
+from tests.jobs import Blocked, Jobs
 
 SCHEDULES = 1000
 
@@ -161,6 +164,19 @@ def test_declaring_from_ten_processes_at_once_makes_one_schedule(conn, clock, co
     assert [release for (release,) in rows] == ["0", "1", "2", "3", "4"]
 
 
+def test_a_schedule_that_is_declared_while_it_is_dropped_is_made_anew(conn, clock, connect):
+    declare = "select revision, created from almanac.put_schedule('default', 'app', '0 9 * * *', 'x')"
+    conn.execute(declare)
+    dropping, declaring = connect(autocommit=False), connect()
+    dropping.execute("select almanac.drop_schedule('app')")
+    with Blocked(conn, declaring, lambda: declaring.execute(declare).fetchone()) as declared:
+        dropping.commit()
+    assert declared.value() == (3, True)
+    assert conn.execute("select revision from almanac.schedule").fetchall() == [(3,)]
+    actions = conn.execute("select action from almanac.schedule_revision order by revision").fetchall()
+    assert [action for (action,) in actions] == ["put_schedule", "drop_schedule", "put_schedule"]
+
+
 def test_a_locked_schedule_holds_up_nobody_and_fires_later_once(conn, clock, connect):
     make_schedules(conn, 20)
     holder = connect(autocommit=False)
@@ -199,3 +215,172 @@ def test_a_lock_that_is_not_had_in_time_is_no_fault_of_a_schedule(conn, clock, c
     assert conn.execute("select count(*) from almanac.schedule where error is not null").fetchone() == (0,)
     session.execute("select almanac.tick(2000)")
     check(conn, 20)
+
+
+# ── ticks, operators and workers, all at once ───────────────────────────────────────────────────────────────────────
+
+# Which of the two a tick is of can be seen by it, so that the ledger shows where one definition took the other's place.
+RULES = {"even": "*/2 * * * * *", "odd": "1-59/2 * * * * *"}
+STEADY = {
+    "alone": "",
+    "with max_running": "max_running => 3",
+    "skip": "overlap => 'skip'",
+    "queue_one": "overlap => 'queue_one'",
+    **{f"cancel_running {n}": "overlap => 'cancel_running'" for n in range(10)},
+    "gated": "after_schedule => 'alone', within => '1 hour'",
+    "in a zone": "timezone => 'Europe/Berlin'",
+}
+CHURNED = [f"churned {n}" for n in range(6)]
+
+
+def put(jobs: Jobs, name: str, rule: str, options: str = "") -> None:
+    jobs.sql(
+        f"select almanac.put_schedule('default', %s, %s, 'race', catch_up => 'all'{options and ', ' + options})",
+        name, RULES[rule],
+    )  # fmt: skip
+
+
+def operate(jobs: Jobs, chance: random.Random) -> str:
+    """Something that an operator, or a program that declares its schedules, does to one of those that change."""
+    name = chance.choice(CHURNED)
+    act = chance.choices(["put", "pause", "resume", "trigger", "drop"], [4, 2, 3, 2, 1])[0]
+    if act == "put":
+        put(jobs, name, chance.choice(list(RULES)))
+    elif act == "resume":
+        jobs.resume_schedule(name=name, catch_up=chance.random() < 0.5)
+    else:
+        getattr(jobs, f"{act}_schedule")(name=name)
+    return act
+
+
+def work(jobs: Jobs, chance: random.Random) -> str:
+    batch = jobs.claim("default", chance.choice([1, 20]))
+    time.sleep(chance.choice([0, 0.05]))  # so that some still run when the next tick comes
+    chance.shuffle(batch)
+    jobs.complete_many(
+        queue="default", job_ids=[job.job_id for job in batch], lease_tokens=[job.lease_token for job in batch]
+    )
+    return "work"
+
+
+@pytest.mark.timeout(600)
+def test_eight_sessions_tick_while_schedules_come_change_and_go(request, conn, clock, dsn, seed):
+    seconds = 300 if request.config.getoption("--full") else 5
+    jobs, chance, began = Jobs(conn), random.Random(seed), clock.now()
+    for name, options in STEADY.items():
+        put(jobs, name, "even", options)
+    stop = threading.Event()
+    acts: Counter[str] = Counter()
+    fired: list[int] = []
+
+    def tick(mine: Jobs, chance: random.Random) -> str:
+        fired.append(mine.tick(batch_size=chance.choice([2, 5, 2000]))[0].fired)
+        return "tick"
+
+    roles = [tick] * 8 + [operate] * 4 + [work] * 2
+
+    def play(n: int) -> None:
+        mine = random.Random(f"{seed}-{n}")
+        with psycopg.connect(dsn, autocommit=True, options="-c deadlock_timeout=20ms") as session:
+            while not stop.is_set():
+                try:
+                    acts[roles[n](Jobs(session), mine)] += 1
+                except psycopg.Error as error:
+                    stopping = error.sqlstate == "PA006" and roles[n] is operate  # somebody else has dropped it
+                    if not stopping:
+                        stop.set()
+                        raise
+
+    failures: list[BaseException] = []
+    playing = threading.Thread(target=lambda: failures.extend(in_threads(len(roles), play)))
+    playing.start()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not stop.wait(0.03):
+        clock.advance(seconds=chance.choice([0.5, 1, 1, 3]))
+    stop.set()
+    playing.join()
+    assert failures == [], f"{dict(acts)}"
+    jobs.sql("select pg_stat_force_next_flush()")
+    assert jobs.one("select deadlocks from pg_stat_database where datname = current_database()") == 0
+    assert min(acts[act] for act in ("tick", "work", "put", "pause", "resume", "trigger", "drop")) > 0, acts
+
+    while (report := jobs.tick()[0]).schedules:
+        fired.append(report.fired)
+    chains = Chains(jobs, began)
+    for name in STEADY:
+        assert ledger(jobs, name) == chains.between(RULES["even"], began, chains.now), name
+    for name in CHURNED:
+        check_changes(jobs, name, chains)
+    check_jobs(jobs, sum(fired))
+
+
+def ledger(jobs: Jobs, name: str) -> list[datetime]:
+    rows = jobs.sql("select tick_at from almanac.tick where schedule = %s and decision <> 'triggered' order by 1", name)
+    return [row.tick_at for row in rows]
+
+
+class Chains:
+    """Every moment of the rules, as next_runs has them, from a time until now."""
+
+    def __init__(self, jobs: Jobs, since: datetime) -> None:
+        self.now: datetime = jobs.one("select almanac.clock()")
+        self.moments: dict[str, list[datetime]] = {}
+        for cron in RULES.values():
+            found = [since]
+            while found[-1] <= self.now:
+                batch = "select r from almanac.next_runs(%s, 'UTC', %s, 1000) r"
+                found += [row.r for row in jobs.sql(batch, cron, found[-1])]
+            self.moments[cron] = found[1:]
+
+    def between(self, cron: str, after: datetime, until: datetime) -> list[datetime]:
+        moments = self.moments[cron]
+        return moments[bisect_right(moments, after) : bisect_right(moments, until)]
+
+
+def check_changes(jobs: Jobs, name: str, chains: Chains) -> None:
+    """Each definition decided every moment of its rule while it held, and none fired while it was paused.
+
+    A change that waits for a tick says when it was asked for (changed_at) and when it could be made (the audit's time);
+    what lies between may be of the old definition or of the new one.
+    """
+    acts = jobs.sql("select action, at from almanac.audit where subject = %s order by id", name)
+    made = [act.at for act in acts if act.action in ("put_schedule", "drop_schedule")]
+    asked = jobs.sql(
+        """select changed_at, after->>'cron' as cron from almanac.schedule_revision
+            where schedule = %s order by revision""",
+        name,
+    )
+    assert len(made) == len(asked) > 1
+    decided, explained = set(ledger(jobs, name)), set()
+    following = [*(change.changed_at for change in asked[1:]), chains.now]
+    for change, since, asked_until, until in zip(asked, made, following, [*made[1:], chains.now], strict=True):
+        if change.cron is not None:
+            missing = set(chains.between(change.cron, since, asked_until)) - decided
+            assert not missing, f"{name}: of {change} are missing {missing}"
+            explained |= set(chains.between(change.cron, change.changed_at, until))
+    assert decided <= explained
+    paused = None
+    for act in acts:
+        if act.action == "pause_schedule":
+            paused = paused or act.at
+        elif paused and act.action in ("resume_schedule", "drop_schedule"):
+            assert not jobs.sql(
+                """select * from almanac.tick where schedule = %s and decision = 'fired'
+                      and decided_at > %s and decided_at < %s""",
+                name, paused, act.at,
+            )  # fmt: skip
+            paused = None
+
+
+def check_jobs(jobs: Jobs, fired: int) -> None:
+    """One job for each tick that has one, no other job, and as many as were confirmed to those who ticked."""
+    columns = "select id, schedule, tick_at from almanac"
+    made = f"({columns}.job union all {columns}.job_history)"
+    assert not jobs.sql(
+        f"""select t.*, j.id from (select * from almanac.tick where job_id is not null) t
+              full join {made} j on j.id = t.job_id and j.schedule = t.schedule and j.tick_at = t.tick_at
+             where t.job_id is null or j.id is null"""
+    )
+    assert jobs.one(f"select count(*) = count(distinct (schedule, tick_at)) from {made} j")
+    assert jobs.one("select count(*) from almanac.tick where decision = 'fired'") == fired
+    assert jobs.sql("select name, error from almanac.schedule where error is not null") == []
