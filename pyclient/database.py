@@ -136,7 +136,7 @@ def _adapter(annotation: Any) -> tuple[str, Callable[[Any], Any] | None]:
                 return "", lambda value: value if isinstance(value, JsonText) else Jsonb(value)
             if hint == "jsonb[]":
                 # One text for all: adapted one by one they would take the client as long as the server takes for them.
-                return "jsonb[]", lambda value: _texts(map(json.dumps, value))
+                return "jsonb[]", lambda value: _texts(map(_json_text, value))
             return hint, None
     return "", None
 
@@ -324,7 +324,12 @@ def complete(
 
 @call
 def complete_many(
-    *, queue: str, job_ids: Sequence[int], lease_tokens: Sequence[int], results: JsonList = OMIT
+    *,
+    queue: str,
+    job_ids: Sequence[int],
+    lease_tokens: Sequence[int],
+    results: JsonList = OMIT,
+    external_ids: Sequence[str | None] = OMIT,
 ) -> list[int]: ...
 
 
@@ -510,6 +515,10 @@ def instant(microseconds: int) -> datetime:
 
 def _bigints(numbers: Iterable[int]) -> str:
     return "{" + ",".join(map(str, numbers)) + "}"
+
+
+def _json_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, JsonText) else json.dumps(value)
 
 
 def _texts(values: Iterable[str | None]) -> str:

@@ -23,7 +23,7 @@ from pyclient.worker.leases import Keeper, exit_at_once
 from pyclient.worker.link import Link, State, one_line
 from pyclient.worker.listening import Listener
 from pyclient.worker.options import Options
-from pyclient.worker.reporting import Outbox, Released
+from pyclient.worker.reporting import Failed, Outbox, Released
 from pyclient.worker.running import CANCELLED, LOST, STOPPING, Slots, drain
 
 if TYPE_CHECKING:
@@ -348,6 +348,18 @@ class Worker:
                         job_ids=[one.job_id for one, _ in done],
                         lease_tokens=[one.lease_token for one, _ in done],
                         results=[None if text is None else database.JsonText(text) for _, text in done],
+                        external_ids=[one.external_id for one, _ in done],
+                    )
+            for failed in [one for one in self.outbox.endings if isinstance(one, Failed)]:
+                with contextlib.suppress(Exception):
+                    database.fail_with_backoff(
+                        conn,
+                        queue=failed.job.queue,
+                        job_id=failed.job.job_id,
+                        lease_token=failed.job.lease_token,
+                        error=failed.error,
+                        permanent=failed.permanent,
+                        retry_after=failed.retry_after,
                     )
             for other in self.held.copy() - {job}:
                 with contextlib.suppress(Exception):

@@ -14,32 +14,38 @@ class Threads:
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.SimpleQueue()
-        self._idle = 0
+        #: Calls that have not come back. Not threads that wait: one that has just taken a call would be counted too.
+        self._out = 0
         self._lock = threading.Lock()
         self.count = 0
 
     def submit(self, call: Callable[[], Any]) -> "asyncio.Future[Any]":
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         context = contextvars.copy_context()
-        self._work.put((lambda: context.run(call), future))
         with self._lock:
-            if self._idle >= self._work.qsize():
-                return future
+            self._out += 1
+            is_short = self._out > self.count
+        if is_short:
+            try:
+                threading.Thread(target=self._run, name=f"handler-{self.count + 1}", daemon=True).start()
+            except BaseException:
+                # The system has no thread left. The caller hears of it, so the call must not be made after all.
+                with self._lock:
+                    self._out -= 1
+                raise
             self.count += 1
-        threading.Thread(target=self._run, name=f"handler-{self.count}", daemon=True).start()
+        self._work.put((lambda: context.run(call), future))
         return future
 
     def _run(self) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
             call, future = self._work.get()
-            with self._lock:
-                self._idle -= 1
             try:
                 outcome, raised = call(), None
             except BaseException as error:
                 outcome, raised = None, error
+            with self._lock:
+                self._out -= 1
             try:
                 future.get_loop().call_soon_threadsafe(_deliver, future, outcome, raised)
             except RuntimeError:  # the loop is closed: the worker has ended

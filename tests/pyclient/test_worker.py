@@ -11,12 +11,14 @@ import threading
 import time
 from datetime import timedelta
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import psycopg
 import pytest
 
 from pyclient import Almanac, Cancelled, JobContext, PermanentError, RetryAfter, Snooze, database, errors
+from pyclient.worker.threads import Threads
 from tests.workers import ROOT, Jobs, in_thread, process, run_due, wait_until
 
 
@@ -445,6 +447,36 @@ def test_a_lost_lease_rolls_back_what_was_written(app, live_dsn, jobs, effects, 
     assert [row.outcome for row in jobs.rows("select outcome from almanac.attempt")] == ["lost"]
 
 
+def test_a_call_gets_a_thread_of_its_own_while_the_only_one_is_just_taking_another():
+    slowly, taking, go_on, end = (threading.Event() for _ in range(4))
+
+    class Work(SimpleQueue):  # type: ignore[type-arg]
+        def get(self, *arguments: Any) -> Any:
+            taken = super().get(*arguments)
+            if slowly.is_set() and not taking.is_set():
+                taking.set()
+                go_on.wait(20)
+            return taken
+
+    async def scene() -> None:
+        threads = Threads()
+        threads._work = Work()
+        await threads.submit(lambda: None)
+        await asyncio.sleep(0.1)  # until its thread waits for the next
+        slowly.set()
+        long = threads.submit(lambda: end.wait(20))
+        assert await asyncio.to_thread(taking.wait, 20)
+        short = threads.submit(lambda: "came back")
+        go_on.set()
+        try:
+            assert await asyncio.wait_for(short, 5) == "came back"
+        finally:
+            end.set()
+        await long
+
+    asyncio.run(scene())
+
+
 # ── as a process ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -485,6 +517,37 @@ def test_a_handler_that_blocks_the_loop_beyond_its_time_out_fails_and_the_proces
         assert found.last_error == "timed out after 1 s: the handler blocked the event loop"
         jobs.wait(app.enqueue("fine"), "completed")
         assert "time.sleep(600)" in running.text()
+    app.close()
+
+
+def test_what_others_came_to_is_recorded_when_a_handler_blocks_the_loop(tmp_path, live_dsn, jobs):
+    """All of it in one turn of the loop, so that nothing was reported before."""
+    code = """
+        @app.job("done")
+        async def done(ctx: JobContext) -> str:
+            ctx.external_id = "theirs"
+            return "ours"
+
+        @app.job("fails")
+        async def fails() -> None:
+            raise PermanentError("never")
+
+        @app.job("blocks", timeout=1)
+        async def blocks() -> None:
+            time.sleep(600)
+    """
+    app = Almanac(live_dsn)
+    done, fails, blocks = (
+        app.enqueue(name, priority=priority, max_attempts=1)
+        for name, priority in (("done", 3), ("fails", 2), ("blocks", 1))
+    )
+    with process(tmp_path, live_dsn, code, "--concurrency", "3") as running:
+        assert jobs.wait(blocks, "dead", timeout=30).last_error.startswith("timed out")
+        found = jobs.wait(done, "completed")
+        assert (found.result, found.external_id) == ("ours", "theirs")
+        assert jobs.wait(fails, "dead").last_error.startswith("never")
+        assert running.text().count("blocks the event loop beyond its time-out") == 1
+        assert jobs.rows("select outcome from almanac.attempt where outcome = 'released'") == []
     app.close()
 
 
