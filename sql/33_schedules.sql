@@ -247,6 +247,9 @@ begin
             return row (v_old.queue, v_old.name, v_old.next_due_at, v_old.revision, false,
                         false)::almanac.declared_schedule;
         end if;
+        -- It may have been waited for, and a tick may have come due meanwhile.
+        v_now := almanac.clock();
+        v_new.changed_at := v_now;
         v_new.revision := v_old.revision + 1;
         v_new.created_at := v_old.created_at;
         v_new.created_by := v_old.created_by;
@@ -277,7 +280,7 @@ begin
                 v_pending := almanac._settle_ticks(v_old, v_new.catch_up, v_now);
             end if;
             if v_new.cron is not null then
-                v_new.decided_until := greatest(v_new.decided_until, v_old.decided_until);
+                v_new.decided_until := greatest(v_new.decided_until, v_old.decided_until, v_now);
             end if;
             v_new.moved_to := v_pending;
             v_new.next_due_at := coalesce(v_pending, almanac._tick_after(v_new, v_new.decided_until));

@@ -31,13 +31,16 @@ end;
 $$;
 comment on function almanac._add_partition(text, date) is 'Add the partition of one day unless it is there.';
 
--- 61 _drop_partitions: days that lie wholly before the given time.
+-- 61 _drop_partitions: days that lie wholly before the given time. What was decided since then about a tick of such a
+-- day, after an outage, is kept from the decision on: it moves to the default partition.
+-- Writes: tick_default.
 create or replace function almanac._drop_partitions(parent text, before timestamptz)
     returns integer
     language plpgsql volatile security definer set search_path = ''
 as $$
 declare
     v_name    text;
+    v_keeps   boolean;
     v_dropped integer := 0;
 begin
     for v_name in
@@ -49,6 +52,15 @@ begin
            and ((to_date(right(child.relname, 8), 'YYYYMMDD') + 1)::timestamp at time zone 'UTC') <= before
          order by child.relname
     loop
+        if parent = 'tick' then
+            execute format('select exists (select from almanac.%I where decided_at >= $1)', v_name)
+                into v_keeps using before;
+            if v_keeps then
+                execute format('alter table almanac.tick detach partition almanac.%I', v_name);
+                execute format('insert into almanac.tick_default '
+                               'select * from almanac.%I where decided_at >= $1', v_name) using before;
+            end if;
+        end if;
         execute format('drop table almanac.%I', v_name);
         v_dropped := v_dropped + 1;
     end loop;

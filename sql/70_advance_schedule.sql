@@ -468,6 +468,7 @@ declare
     v_queue    text;
     v_decided  integer := 0;
     v_fired    integer := 0;
+    v_room     integer;
     v_report   almanac.tick_report;
 begin
     v_report.broken := 0;
@@ -507,17 +508,17 @@ begin
         perform almanac._lock_live(v_rows);
         -- Rows that were advanced have moved on; what is still found in its place is not decided yet.
         for v_schedule in select s.* from almanac.schedule s where s.ctid = any (v_rows) order by s.look_at loop
-            if v_report.fired + v_report.skipped >= _advance_due.batch_size then
+            v_room := least(_advance_due.batch_size - v_report.fired - v_report.skipped, 10000);
+            if v_room <= 0 then
                 v_report.more := true;
                 exit;
             end if;
             begin
                 select count(t.job_id), count(*) into v_fired, v_decided
-                  from almanac._decide_ticks(v_schedule, _advance_due.ticked_by,
-                                             least(_advance_due.batch_size, 10000)) t;
+                  from almanac._decide_ticks(v_schedule, _advance_due.ticked_by, v_room) t;
                 v_report.fired := v_report.fired + v_fired;
                 v_report.skipped := v_report.skipped + v_decided - v_fired;
-                v_report.more := v_report.more or v_decided >= _advance_due.batch_size;
+                v_report.more := v_report.more or v_decided >= v_room;
             exception
                 when others then
                     if almanac._is_passing(sqlstate) then

@@ -177,6 +177,22 @@ def test_a_schedule_that_is_declared_while_it_is_dropped_is_made_anew(conn, cloc
     assert [action for (action,) in actions] == ["put_schedule", "drop_schedule", "put_schedule"]
 
 
+def test_two_changes_hand_on_the_tick_that_comes_due_while_one_waits_for_the_other(conn, clock, connect):
+    clock.freeze("2026-03-10 12:00:50Z")
+    change = "select from almanac.put_schedule('default', 'app', %s, 'x')"
+    conn.execute(change, ["* * * * *"])
+    first, second = connect(autocommit=False), connect()
+    first.execute("select from almanac.schedule where name = 'app' for update")
+    with Blocked(conn, second, lambda: second.execute(change, ["30 * * * *"])):
+        clock.freeze("2026-03-10 12:01:10Z")
+        first.execute(change, ["15 * * * *"])
+        first.commit()
+    assert Jobs(conn).tick()[0].fired == 1
+    assert conn.execute("select tick_at = '2026-03-10 12:01Z', decision from almanac.tick").fetchall() == [
+        (True, "fired")
+    ]
+
+
 def test_a_locked_schedule_holds_up_nobody_and_fires_later_once(conn, clock, connect):
     make_schedules(conn, 20)
     holder = connect(autocommit=False)
