@@ -17,6 +17,7 @@ logger = logging.getLogger("pyclient.worker")
 
 # Exit codes of a child that are not answered with another one: it ended as asked, or cannot run at all.
 DONE, REFUSED = 0, 2
+STOP = (signal.SIGTERM, signal.SIGINT)
 LONGEST_PAUSE = 30.0
 # A child that lived so long is not part of a crash loop.
 SETTLED = 60.0
@@ -68,7 +69,11 @@ def supervise(count: int, work: Callable[[int, int], int], grace: float) -> int:
         while True:
             now = time.monotonic()
             for child in children:
-                if child.pid is None and not child.done and not asked and now >= child.start_at:
+                if child.pid is not None or child.done or now < child.start_at:
+                    continue
+                # Held back until the child is known here, and there has left the supervisor's handlers behind.
+                signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+                if not asked:
                     child.began = now
                     child.pid = os.fork()
                     if child.pid == 0:
@@ -76,9 +81,11 @@ def supervise(count: int, work: Callable[[int, int], int], grace: float) -> int:
                         for number, handler in previous.items():
                             signal.signal(number, handler)
                         signal.signal(signal.SIGINT, signal.SIG_IGN)
-                        for end in (write_end, waker_read, waker_write):
-                            os.close(end)
-                        _become(work, child.number, read_end)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
+                if child.pid == 0:
+                    for end in (write_end, waker_read, waker_write):
+                        os.close(end)
+                    _become(work, child.number, read_end)
             code = max(code, _reap(children, bool(asked)))
             if all(child.pid is None and (child.done or asked) for child in children):
                 return code

@@ -551,6 +551,25 @@ def test_what_others_came_to_is_recorded_when_a_handler_blocks_the_loop(tmp_path
     app.close()
 
 
+def test_a_signal_that_comes_while_a_process_is_made_reaches_it_too():
+    code = """
+        import os, select, signal, sys
+        from pyclient.worker.supervisor import supervise
+
+        fork = os.fork
+
+        def fork_and_hear() -> int:
+            pid = fork()
+            if pid:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return pid
+
+        os.fork = fork_and_hear
+        sys.exit(supervise(2, lambda number, lifeline: bool(select.select([lifeline], [], [])), grace=600))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, timeout=20, check=True)
+
+
 def test_children_stop_when_their_supervisor_is_killed(tmp_path, live_dsn, jobs):
     code = '@app.job("fine")\nasync def fine() -> None: ...'
     with process(tmp_path, live_dsn, code, "--processes", "2") as running:
