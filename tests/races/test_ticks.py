@@ -1,12 +1,13 @@
 """Ticks in many sessions at once, with sessions killed: each tick is decided once, and none is lost."""
 
+import itertools
 import random
 import threading
 import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -231,6 +232,64 @@ def test_a_lock_that_is_not_had_in_time_is_no_fault_of_a_schedule(conn, clock, c
     assert conn.execute("select count(*) from almanac.schedule where error is not null").fetchone() == (0,)
     session.execute("select almanac.tick(2000)")
     check(conn, 20)
+
+
+# ── a tick that is not done when the next one is rung ───────────────────────────────────────────────────────────────
+
+
+def test_rings_during_a_long_tick_cost_little_and_wait_for_nobody(conn, clock, connect):
+    clock.freeze("2026-03-10 12:00:10Z")
+    Jobs(conn).tick()  # keeps house
+    make_schedules(conn, 3000)
+    long, ringing = connect(autocommit=False), connect(options="-c lock_timeout=1s")
+    began = time.perf_counter()
+    assert Jobs(long).tick(batch_size=3000)[0].fired == 3000
+    took, rings = time.perf_counter() - began, []
+    for _ in range(5):
+        began = time.perf_counter()
+        (report,) = Jobs(ringing).tick()
+        rings.append(time.perf_counter() - began)
+        assert (report.schedules, report.fired, report.more) == (0, 0, False)
+    assert min(rings) < took / 3, "there is nothing to do, and that is what it costs"
+    conn.execute("select almanac.put_schedule('default', 'newcomer', '*/5 * * * * *', 'race')")
+    clock.advance(seconds=5)
+    assert Jobs(ringing).tick()[0].fired == 1, "due meanwhile, and decided meanwhile"
+    long.commit()
+    assert Jobs(ringing).tick()[0].schedules == 0
+    check(conn, 3001)
+
+
+def test_a_schedule_that_comes_due_behind_hundreds_has_its_turn(conn, clock, connect):
+    """Rung every three seconds, three ticks at a time are under way, and the others are due again before all were."""
+    schedules, batch = 600, 20
+    clock.freeze("2026-03-10 12:00:10Z")
+    Jobs(conn).tick()  # keeps house
+    make_schedules(conn, schedules)
+    conn.execute("select almanac.put_schedule('default', 'newcomer', '12 * * * * *', 'race', catch_up => 'all')")
+    callers = [connect(autocommit=False) for _ in range(3)]
+    fired = 0
+    newcomer = "select from almanac.tick where schedule = 'newcomer'"
+    for ring in itertools.count():
+        caller = callers[ring % len(callers)]
+        caller.commit()
+        if conn.execute(newcomer).rowcount:
+            break
+        # Those that were due before it are decided first, some of them with a second tick, and none has another turn.
+        assert ring <= 2 * schedules / batch + len(callers)
+        fired += Jobs(caller).tick(batch_size=batch)[0].fired
+        clock.advance(seconds=3)
+    assert ring > 60 / 3, "they were due again before it had its turn"
+    for caller in callers:
+        caller.commit()
+    while (report := Jobs(conn).tick(batch_size=batch)[0]).schedules:
+        fired += report.fired
+    per_schedule = conn.execute(
+        "select count(*), min(tick_at) = '2026-03-10 12:00Z' from almanac.tick where schedule <> 'newcomer'"
+        " group by schedule"
+    ).fetchall()
+    minutes = 1 + (clock.now() - datetime(2026, 3, 10, 12, tzinfo=UTC)) // timedelta(minutes=1)
+    assert per_schedule == [(minutes, True)] * schedules
+    check(conn, fired)
 
 
 # ── ticks, operators and workers, all at once ───────────────────────────────────────────────────────────────────────
