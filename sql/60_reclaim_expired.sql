@@ -1,7 +1,7 @@
--- 60 _unpark_forgotten: parked jobs whose key nobody holds. Whoever lets go of a key unparks, but passes over a parked
--- job that somebody is just cancelling; if that is rolled back, nobody else comes for it. Unparking one too many does
--- no harm.
--- Reads: job. Calls: _unpark.
+-- 60 _unpark_forgotten: parked jobs whose key has a free place. Whoever lets go of a key unparks, but passes over a
+-- parked job that somebody is just cancelling; if that is rolled back, nobody else comes for it. And a claim that began
+-- before the queue allowed more parks by what was allowed then. Unparking one too many does no harm.
+-- Reads: job, queue. Calls: _unpark.
 create or replace function almanac._unpark_forgotten(queue text)
     returns void
     language plpgsql volatile set search_path = '' set enable_seqscan = off
@@ -30,16 +30,18 @@ begin
         )
         select parked.queue, array_agg(parked.concurrency_key)
           from parked
-         where not exists (select from almanac.job
-                            where job.queue = parked.queue and job.state = 'running'
-                              and job.concurrency_key = parked.concurrency_key)
+          join almanac.queue q on q.queue = parked.queue
+         where q.max_running_per_key > (select count(*) from almanac.job
+                                         where job.queue = parked.queue and job.state = 'running'
+                                           and job.concurrency_key = parked.concurrency_key)
          group by parked.queue
     loop
         perform almanac._unpark(v_queue, v_keys);
     end loop;
 end;
 $$;
-comment on function almanac._unpark_forgotten(text) is 'Make jobs claimable that are parked for a key nobody holds.';
+comment on function almanac._unpark_forgotten(text) is
+    'Make jobs claimable that are parked for a key with a free place.';
 
 -- 60 reclaim_expired: running -> retrying or dead, for leases nobody extended. The attempt ends as lost and goes
 -- through the same decision as a failure, so a job that kills its workers ends in dead. Reads only the job row: what

@@ -732,6 +732,21 @@ def test_more_places_per_key_wait_for_nobody(jobs, sessions):
     assert jobs.claim_ids(batch_size=5) == [second]
 
 
+def test_a_job_that_is_parked_while_its_key_gets_more_places_is_not_forgotten(jobs, sessions):
+    """The claim that parks it has seen the queue as it was; the holder may go on for hours."""
+    a, b = sessions
+    jobs.put()
+    jobs.running(concurrency_key="k")
+    waiting = jobs.add(concurrency_key="k")
+    a.sql("begin")
+    assert a.claim(batch_size=5) == []
+    b.put(max_running_per_key=2)
+    a.sql("commit")
+    assert jobs.forgotten() == [waiting]
+    jobs.reclaim_expired()
+    assert jobs.claim_ids() == [waiting]
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("per_key", [1, 2])
 def test_a_crowd_on_few_keys_never_exceeds_them_and_forgets_nobody(jobs, connect, per_key, seed):
