@@ -226,10 +226,15 @@ class Fetcher:
         return self.stopping
 
     async def _claim(self, feed: Feed, size: int) -> int:
-        sent_at = time.monotonic()
-        rows, claimed_at = await self.link.call(
-            lambda conn: database.claim_rows(conn, feed.arguments, size), until=self._stopped
-        )
+        sent_at = 0.0
+
+        async def claim(conn: database.AsyncConnection) -> database.ClaimedRows:
+            # Here, because the link may have tried for longer than a lease lasts.
+            nonlocal sent_at
+            sent_at = time.monotonic()
+            return await database.claim_rows(conn, feed.arguments, size)
+
+        rows, claimed_at = await self.link.call(claim, until=self._stopped)
         if not rows:
             return 0
         took = time.monotonic() - sent_at
@@ -254,15 +259,16 @@ class Fetcher:
 
     async def _once(self, job_id: int) -> None:
         """The one job somebody asked for, from whichever of the queues it is in."""
+        sent_at = 0.0
+
+        async def claim(conn: database.AsyncConnection) -> database.ClaimedRows:
+            nonlocal sent_at
+            sent_at = time.monotonic()
+            return await database.claim_one(conn, feed.queue, job_id, self.worker, self.options.lease)
+
         for feed in self.feeds:
             try:
-                sent_at = time.monotonic()
-                rows, claimed_at = await self.link.call(
-                    lambda conn, queue=feed.queue: database.claim_one(  # type: ignore[misc]
-                        conn, queue, job_id, self.worker, self.options.lease
-                    ),
-                    until=self._stopped,
-                )
+                rows, claimed_at = await self.link.call(claim, until=self._stopped)
             except errors.JobNotFound as error:
                 refused = error
                 continue

@@ -221,6 +221,25 @@ def test_long_handlers_keep_their_leases_even_while_the_loop_is_blocked(app, liv
             assert (found.state, found.attempt) == ("completed", 1)
 
 
+def test_a_claim_that_had_to_wait_for_the_database_brings_fresh_leases(app, live_dsn, jobs):
+    """The lease counts from when the claim was sent that brought the job, not from the first of those that failed."""
+
+    @app.job("takes a while")
+    async def takes_a_while() -> None:
+        await asyncio.sleep(1.5)
+
+    types = "(text, text, integer, interval, text[])"
+    with in_thread(app, live_dsn, lease=timedelta(seconds=2)) as running:
+        jobs.conn.execute(f"alter function almanac.claim_due{types} rename to claim_later".encode())
+        wait_until(lambda: not running.worker.state.is_up)
+        job = app.enqueue("takes a while", base_delay=timedelta(0))
+        time.sleep(2.5)
+        jobs.conn.execute(f"alter function almanac.claim_later{types} rename to claim_due".encode())
+        found = jobs.wait(job, "completed", "retrying", "dead")
+        assert (found.state, found.attempt) == ("completed", 1)
+        assert running.worker.metrics.lost == 0
+
+
 def test_a_handler_whose_lease_is_lost_is_ended_and_its_result_discarded(app, live_dsn, jobs):
     ended = threading.Event()
 
