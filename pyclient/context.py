@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pyclient import database
 from pyclient.database import Claimed
-from pyclient.payload import to_result
+from pyclient.payload import clean, to_result
 
 if TYPE_CHECKING:
     import httpx
@@ -219,6 +219,10 @@ class JobContext:
     def extended(self, at: float, lasts: float) -> None:
         self._extended = (at, lasts)
 
+    def external_text(self) -> str | None:
+        """`external_id` as it is stored. The other side's ids are numbers as often as not."""
+        return None if self.external_id is None else clean(str(self.external_id))
+
     def started(self, at: float) -> None:
         self._started = at
 
@@ -256,7 +260,7 @@ class JobTransaction:
             "job_id": job.job_id,
             "lease_token": job.lease_token,
             "result": result,
-            "external_id": job.external_id,
+            "external_id": job.external_text(),
         }
 
     def _check_first_use(self) -> None:

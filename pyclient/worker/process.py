@@ -348,7 +348,7 @@ class Worker:
                         job_ids=[one.job_id for one, _ in done],
                         lease_tokens=[one.lease_token for one, _ in done],
                         results=[None if text is None else database.JsonText(text) for _, text in done],
-                        external_ids=[one.external_id for one, _ in done],
+                        external_ids=[one.external_text() for one, _ in done],
                     )
             for failed in [one for one in self.outbox.endings if isinstance(one, Failed)]:
                 with contextlib.suppress(Exception):

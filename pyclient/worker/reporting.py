@@ -141,7 +141,7 @@ class Outbox:
 
     async def _complete(self, queue: str, batch: Sequence[tuple[JobContext, str | None]]) -> None:
         job_id, token = database.Claimed.JOB_ID, database.Claimed.LEASE_TOKEN
-        rows = [(job._row[job_id], job._row[token], result, job.external_id) for job, result in batch]
+        rows = [(job._row[job_id], job._row[token], result, job.external_text()) for job, result in batch]
         try:
             accepted = await self.link.call(lambda conn: database.complete_rows(conn, queue, rows), until=self.give_up)
         except (errors.AlmanacError, psycopg.Error) as error:

@@ -221,6 +221,26 @@ def test_long_handlers_keep_their_leases_even_while_the_loop_is_blocked(app, liv
             assert (found.state, found.attempt) == ("completed", 1)
 
 
+@pytest.mark.parametrize(
+    "external_id, stored", [(42, "42"), ("a\0b", "a\ufffdb"), ("\ud800", "?"), (b"x", "b'x'")], ids=repr
+)
+@pytest.mark.parametrize("in_transaction", [False, True], ids=["reported", "in a transaction"])
+def test_an_external_id_of_any_kind_is_stored_as_text(app, live_dsn, jobs, external_id, stored, in_transaction):
+    """A number is what many services call their things by."""
+
+    @app.job("one")
+    async def one(ctx: JobContext) -> None:
+        ctx.external_id = external_id
+        if in_transaction:
+            async with ctx.transaction():
+                pass
+
+    job = app.enqueue("one")
+    worker = run_due(app, live_dsn)
+    assert not worker._restart
+    assert (jobs.one(job).state, jobs.one(job).external_id) == ("completed", stored)
+
+
 def test_a_claim_that_had_to_wait_for_the_database_brings_fresh_leases(app, live_dsn, jobs):
     """The lease counts from when the claim was sent that brought the job, not from the first of those that failed."""
 
