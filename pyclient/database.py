@@ -744,8 +744,9 @@ def is_proxied(conn: Connection | AsyncConnection, server_pid: int) -> bool:
 
 
 def connect_worker(dsn: str) -> Connection:
-    """A connection for a worker; without prepared statements where a pooler shares sessions (see `is_proxied`)."""
-    conn = connect(patient(dsn), application_name="pyclient worker")
+    """A connection for a worker; without prepared statements where a pooler shares sessions (see `is_proxied`), and in
+    UTF-8 whatever the DSN says: queues, types and errors can have any name and text."""
+    conn = connect(make_conninfo(patient(dsn), client_encoding="UTF8"), application_name="pyclient worker")
     try:
         row = conn.execute("select pg_backend_pid()").fetchone()
         if row is None or is_proxied(conn, row[0]):
@@ -757,7 +758,7 @@ def connect_worker(dsn: str) -> Connection:
 
 
 async def connect_worker_async(dsn: str) -> AsyncConnection:
-    """The same for asyncio. In UTF-8 whatever the DSN says, because `claim_arguments` is."""
+    """The same for asyncio."""
     conn = await connect_async(make_conninfo(patient(dsn), client_encoding="UTF8"), application_name="pyclient worker")
     try:
         row = await (await conn.execute("select pg_backend_pid()")).fetchone()

@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from pyclient import Almanac, Cancelled, JobContext, PermanentError, RetryAfter, Snooze, database, errors
 from pyclient.worker.threads import Threads
@@ -239,6 +240,21 @@ def test_an_external_id_of_any_kind_is_stored_as_text(app, live_dsn, jobs, exter
     worker = run_due(app, live_dsn)
     assert not worker._restart
     assert (jobs.one(job).state, jobs.one(job).external_id) == ("completed", stored)
+
+
+def test_a_queue_of_any_name_is_worked_on_whatever_encoding_the_dsn_asks_for(live_dsn, jobs):
+    app = Almanac(make_conninfo(live_dsn, client_encoding="latin1"))
+    jobs.rows("select almanac.put_queue('€')")
+
+    @app.job("long", queue="€")
+    async def long() -> None:
+        await asyncio.sleep(1.5)
+
+    job = jobs.rows("select * from almanac.enqueue('€', 'long')")[0]
+    with in_thread(app, app.dsn, lease=timedelta(seconds=1), queues={"€": 1.0}):
+        found = jobs.wait(job, "completed", "dead", "retrying")
+        assert (found.state, found.attempt) == ("completed", 1)
+    app.close()
 
 
 def test_a_claim_that_had_to_wait_for_the_database_brings_fresh_leases(app, live_dsn, jobs):
