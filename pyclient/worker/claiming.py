@@ -30,6 +30,8 @@ PAUSES = (0.002, 0.004, 0.006, 0.008)
 REST, LONGEST_REST = 4, 0.03
 # So long always busy, and nobody needs to ring.
 ALWAYS_BUSY = 0.1
+# What claim_due takes for a batch; a worker with more room asks again.
+LARGEST = 10_000
 # The pace of the handlers is taken over this time, and as much is fetched ahead.
 WINDOW = 0.1
 
@@ -189,7 +191,7 @@ class Fetcher:
             self._ahead = min(max(self._ahead, slots.finished - self._window_finished), self.options.prefetch)
         waiting = len(slots.buffer)
         slots.low = self._ahead
-        room = min(slots.size + self._ahead, slots.size + 2 * self._ahead - slots.busy - waiting)
+        room = min(LARGEST, slots.size + self._ahead, slots.size + 2 * self._ahead - slots.busy - waiting)
         return 0 if waiting > slots.low else room
 
     async def _look(self, feed: Feed, size: int) -> int:

@@ -257,6 +257,15 @@ def test_a_queue_of_any_name_is_worked_on_whatever_encoding_the_dsn_asks_for(liv
     app.close()
 
 
+def test_a_worker_can_have_more_room_than_a_claim_may_ask_for(app, live_dsn, jobs):
+    @app.job("one")
+    async def one() -> None: ...
+
+    job = app.enqueue("one")
+    run_due(app, live_dsn, concurrency=10_001)
+    assert jobs.state(job) == "completed"
+
+
 def test_a_claim_that_had_to_wait_for_the_database_brings_fresh_leases(app, live_dsn, jobs):
     """The lease counts from when the claim was sent that brought the job, not from the first of those that failed."""
 
