@@ -454,8 +454,8 @@ comment on function almanac.advance_schedule(text, text) is
     'Decide the due ticks of one schedule: ledger row, job and next_due_at in one transaction. Returns the decisions.';
 
 -- 70 _advance_due: everything that is due, in any number of sessions at once: each takes what the others have not
--- locked. Set-based; only where that raises, row by row, to find the one that is to blame.
--- Reads: schedule. Calls: clock, _advance_rows, _decide_ticks, _is_passing, _lock_live, _quarantine, _ring.
+-- locked, the oldest first. Set-based; only where that raises, row by row, to find the one that is to blame.
+-- Reads: schedule. Calls: clock, _advance_rows, _decide_ticks, _grace, _is_passing, _lock_live, _quarantine, _ring.
 create or replace function almanac._advance_due(batch_size integer, ticked_by text)
     returns almanac.tick_report
     language plpgsql volatile set search_path = '' set enable_seqscan = off
@@ -463,6 +463,7 @@ as $$
 declare
     v_now      timestamptz := almanac.clock();
     v_rows     tid[];
+    v_present  tid[];
     v_schedule almanac.schedule;
     v_queues   text[];
     v_queue    text;
@@ -477,10 +478,20 @@ begin
                      order by s.look_at
                      limit _advance_due.batch_size
                        for update skip locked);
-    v_report.schedules := cardinality(v_rows);
     v_report.fired := 0;
     v_report.skipped := 0;
-    v_report.more := v_report.schedules >= _advance_due.batch_size;
+    v_report.more := cardinality(v_rows) >= _advance_due.batch_size;
+    if v_report.more and exists (select from almanac.schedule s
+                                  where s.ctid = v_rows[1] and s.look_at < v_now - almanac._grace()) then
+        -- More schedules than fit have a backlog, which may take hours. The rest is not to become late over it.
+        v_present := array(select s.ctid from almanac.schedule s
+                            where s.look_at between v_now - almanac._grace() and v_now and s.ctid <> all (v_rows)
+                            order by s.look_at
+                            limit greatest(_advance_due.batch_size / 10, 1)
+                              for update skip locked);
+        v_rows := trim_array(v_rows, cardinality(v_present)) || v_present;
+    end if;
+    v_report.schedules := cardinality(v_rows);
     if v_report.schedules = 0 then
         return v_report;
     end if;

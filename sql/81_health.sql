@@ -49,9 +49,10 @@ begin
         case when v_cron.job_id is not null and not v_cron.active then 'select almanac.start_ticking();'
              when v_cron.last_status = 'failed' then 'See return_message in cron.job_run_details.'
              when v_silent is not null then
-                 'select almanac.start_ticking(); lets it read its jobs again. If it is silent for another minute: '
-                 'select pg_reload_conf(); and if that does not help, its launcher was ended, and only a restart of '
-                 'the server brings it back.' end,
+                 'Other jobs may hold all of its cron.max_running_jobs: see cron.job_run_details where status is '
+                 'running. If not: select almanac.start_ticking(); lets it read its jobs again. If it is silent for '
+                 'another minute: select pg_reload_conf(); and if that does not help, its launcher was ended, and only '
+                 'a restart of the server brings it back.' end,
         null)::almanac.health_check;
 
     select min(s.look_at), count(*) into v_due, v_count

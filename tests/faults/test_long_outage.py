@@ -119,3 +119,19 @@ def test_forty_days_are_made_up_as_each_policy_says(request, conn, clock, connec
             "select due_at from almanac.job where schedule = %s and caught_up order by tick_at", f"all, paced: {rule}"
         )
         assert all(b.due_at - a.due_at >= timedelta(seconds=1) for a, b in itertools.pairwise(dues))
+
+
+def test_more_schedules_than_a_tick_takes_do_not_make_the_others_late(conn, clock):
+    jobs, batch = Jobs(conn), 20
+    clock.freeze(DOWN)
+    for n in range(2 * batch):
+        put(jobs, f"behind {n}", cron=RULES["minutely"])
+    jobs.tick()
+    clock.advance(hours=3)
+    put(jobs, "new", cron=NEW, catch_up="none")
+    for ring in range(1, 6):
+        clock.advance(seconds=5)
+        (report,) = jobs.tick(batch_size=batch)
+        assert report.more
+        assert report.fired + report.skipped == batch, "and the backlog is worked off as well"
+        assert [decision for _, decision in decided(jobs, "new")] == ["fired"] * ring

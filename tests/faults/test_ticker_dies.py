@@ -1,5 +1,6 @@
 """Whoever ticks goes away, with the server or alone; each tick is decided once all the same, and somebody goes on."""
 
+import contextlib
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from tests import servers
 from tests.docs.test_examples import CHECKOUT, blocks
 from tests.faults.conftest import Breakable
 from tests.jobs import Jobs
+from tests.pg_cron import Launcher
 from tests.workers import wait_until
 
 SCHEDULES, TICKERS = 300, 6
@@ -147,13 +149,24 @@ def test_the_server_crashes_thirty_times_while_sessions_tick(breakable: Callable
 
 
 @pytest.fixture
-def with_pg_cron(breakable: Callable[..., Breakable], request: pytest.FixtureRequest) -> Breakable:
+def pg_cron_server(breakable: Callable[..., Breakable], request: pytest.FixtureRequest) -> Callable[..., Breakable]:
+    """`pg_cron_server()`: one where pg_cron could tick, and does not yet."""
     binaries = servers.Choice(request.config.getoption("--pg")).binaries or servers.local_binaries()
     if binaries is None or not binaries.has_pg_cron:
         pytest.skip("no server binaries with pg_cron on this machine")
-    settings = {"cron.database_name": "work", "cron.use_background_workers": "on"}
-    behind = breakable(shared_preload_libraries="pg_cron", **settings)
-    behind.execute("create extension pg_cron")
+
+    def make(**settings: str) -> Breakable:
+        usual = {"cron.database_name": "work", "cron.use_background_workers": "on"}
+        behind = breakable(shared_preload_libraries="pg_cron", **(usual | settings))
+        behind.execute("create extension pg_cron")
+        return behind
+
+    return make
+
+
+@pytest.fixture
+def with_pg_cron(pg_cron_server: Callable[..., Breakable]) -> Breakable:
+    behind = pg_cron_server()
     behind.execute("select almanac.start_ticking()")
     return behind
 
@@ -186,6 +199,80 @@ def test_pg_cron_goes_away_and_a_worker_ticks(with_pg_cron: Breakable, fault: st
         assert message in found
         jobs.sql("select almanac.stop_ticking()")
         assert not [alert for alert in jobs.alerts() if alert.alert == "ticker_silent"]
+
+
+# ── pg_cron finds no place ──────────────────────────────────────────────────────────────────────────────────────────
+# pg_cron 1.4 starts its jobs with the minute, so each of these takes some.
+
+
+def started(jobs: Jobs) -> None:
+    """From now on pg_cron should tick, and a schedule that is due every second shows whether it does."""
+    jobs.sql("select almanac.start_ticking()")
+    jobs.sql("select almanac.put_schedule('default', 'often', '* * * * * *', 'beat', catch_up => 'all')")
+
+
+def wrong(jobs: Jobs) -> dict[str, str]:
+    return {check.name: check.hint for check in jobs.health() if check.status != "ok"}
+
+
+def take_every_connection(behind: Breakable, held: contextlib.ExitStack) -> None:
+    while True:
+        held.enter_context(psycopg.connect(behind.dsn))
+
+
+def check_late_and_then_correct(jobs: Jobs) -> None:
+    """pg_cron makes up for it by itself: every second from the first on, once."""
+    wait_until(lambda: jobs.one("select next_due_at > now() - interval '3 s' from almanac.schedule"), 130, pause=0.2)
+    chain = """select r from almanac.schedule s, almanac.next_runs(s.cron, s.timezone, s.created_at, 1000) r
+                where r <= s.decided_until order by r"""
+    with jobs.conn.transaction():
+        jobs.sql("set transaction isolation level repeatable read")
+        ticks = jobs.sql("select tick_at, decision, ticked_by, job_id from almanac.tick order by tick_at")
+        assert [tick.tick_at for tick in ticks] == [row.r for row in jobs.sql(chain)]
+        assert {(tick.decision, tick.ticked_by) for tick in ticks} == {("fired", "pg_cron")}
+        made = jobs.sql("select id, tick_at from almanac.job order by tick_at")
+        assert [(job.tick_at, job.id) for job in made] == [(tick.tick_at, tick.job_id) for tick in ticks]
+    wait_until(lambda: not wrong(jobs).keys() - {"oldest_due_job"}, 10, pause=0.2)  # nobody works here
+
+
+@pytest.mark.pg_cron
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_other_jobs_take_all_the_places_of_pg_cron(pg_cron_server: Callable[..., Breakable]) -> None:
+    behind = pg_cron_server(**{"cron.max_running_jobs": "2"})
+    with psycopg.connect(behind.dsn, autocommit=True) as conn, psycopg.connect(behind.dsn) as holder:
+        jobs = Jobs(conn)
+        Launcher(conn).catch_up()
+        holder.execute("select pg_advisory_lock(11)")
+        for name in ("other", "another"):
+            jobs.sql("select cron.schedule(%s, '* * * * *', 'select pg_advisory_lock_shared(11)')", name)
+        waiting = "select count(*) from pg_stat_activity where query ~ 'lock_shared' and wait_event = 'advisory'"
+        wait_until(lambda: jobs.one(waiting) == 2, 130, pause=0.2)
+        started(jobs)
+        wait_until(lambda: {"heartbeat", "late_schedules", "pg_cron"} <= wrong(jobs).keys(), 150, pause=1)
+        assert "max_running_jobs" in wrong(jobs)["pg_cron"]
+        assert jobs.sql("select * from almanac.tick") == []
+        jobs.sql("select cron.unschedule(jobname) from cron.job where jobname ~ 'other'")
+        holder.close()
+        check_late_and_then_correct(jobs)
+
+
+@pytest.mark.pg_cron
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_others_take_all_the_connections_that_pg_cron_could_have(pg_cron_server: Callable[..., Breakable]) -> None:
+    behind = pg_cron_server(**{"cron.use_background_workers": "off", "max_connections": "20"})
+    with psycopg.connect(behind.dsn, autocommit=True) as conn, contextlib.ExitStack() as others:
+        jobs = Jobs(conn)
+        Launcher(conn).catch_up()
+        started(jobs)
+        with pytest.raises(psycopg.OperationalError, match="too many clients"):
+            take_every_connection(behind, others)
+        wait_until(lambda: {"heartbeat", "pg_cron"} <= wrong(jobs).keys(), 130, pause=0.5)
+        assert "return_message" in wrong(jobs)["pg_cron"]
+        assert jobs.sql("select * from almanac.tick") == []
+        others.close()
+        check_late_and_then_correct(jobs)
 
 
 # ── a restored copy ─────────────────────────────────────────────────────────────────────────────────────────────────
