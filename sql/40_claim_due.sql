@@ -304,7 +304,7 @@ create or replace function almanac.claim_due(
     returns setof almanac.claimed_job
     language plpgsql volatile security definer
     set search_path = '' set plan_cache_mode = force_generic_plan
-    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
     v_queue   almanac.queue;
@@ -389,7 +389,7 @@ begin
         end if;
         if v_again then
             -- A job that was claimed and given back since the statement began was locked as it is now, which the
-            -- statement cannot see. So look again, in two statements.
+            -- statement cannot see. So look again, in two statements; what is found now comes after the others.
             return query select * from almanac.claim_due(
                 claim_due.queue, claim_due.worker, claim_due.batch_size - v_claimed, claim_due.lease,
                 claim_due.job_types);

@@ -165,6 +165,16 @@ def test_a_claim_touches_a_few_rows_of_a_full_table(databases, analyzed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_a_claim_keeps_its_plan_whatever_the_session_has_switched_off(databases):
+    """And is not compiled: the planner makes up for what is switched off by a cost that looks worth it."""
+    switched_off = ("enable_nestloop", "enable_sort", "enable_tidscan", "enable_indexscan", "enable_material")
+    options = " ".join(f"-c {name}=off" for name in switched_off) + " -c jit=on"
+    with psycopg.connect(databases[0], autocommit=True, options=options) as conn:
+        check_claim(conn)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_claim_among_a_great_many_jobs_takes_as_long_as_one_among_none(databases, size):
     """The median of many, by turns; three tries, because others use this machine too."""
     full, empty, _ = databases
