@@ -195,15 +195,20 @@ def call(signature: Callable[P, R]) -> Call[P, R]:
     return Call(signature)
 
 
-@contextlib.contextmanager
-def translated() -> typing.Iterator[None]:
-    """Errors of class PA leave as the exceptions of `errors`; all others stay psycopg's."""
-    try:
-        yield
-    except psycopg.Error as error:
-        if known := errors.from_database(error):
+class _Translated:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, psycopg.Error) and (known := errors.from_database(error)):
             raise known from error
-        raise
+
+
+_TRANSLATED = _Translated()
+
+
+def translated() -> _Translated:
+    """Errors of class PA leave as the exceptions of `errors`; all others stay psycopg's."""
+    return _TRANSLATED
 
 
 # ── rows that come back ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,13 +7,16 @@ caches, and was half of what it had to do before it could start a job.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 import psycopg.errors
-from psycopg import generators, pq
+from psycopg import abc, generators, pq
 from psycopg.adapt import Transformer
 
 AsyncConnection = psycopg.AsyncConnection[Any]
+#: Which loader reads which type, found out once for a connection.
+_transformers: WeakKeyDictionary[AsyncConnection, abc.Transformer] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,14 @@ class Statement:
         else:
             conn.pgconn.send_query_params(self.text, values, result_format=pq.Format.BINARY)
         result = await _answer(conn, pq.ExecStatus.TUPLES_OK)
-        transformer = Transformer(conn)
+        transformer = _transformers.get(conn)
+        if transformer is None:
+            transformer = _transformers[conn] = Transformer(conn)
         transformer.set_pgresult(result)
-        return transformer.load_rows(0, result.ntuples, tuple)
+        rows = transformer.load_rows(0, result.ntuples, tuple)
+        # What was read can be large, and the next call may be long in coming.
+        transformer.set_pgresult(None)
+        return rows
 
 
 async def _answer(conn: AsyncConnection, expected: pq.ExecStatus) -> pq.abc.PGresult:
