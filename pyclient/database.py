@@ -415,7 +415,7 @@ def claim_arguments(queue: str, worker: str, lease: timedelta | None, job_types:
 
 
 class Claimed:
-    """Where a column stands in a row of `claim_rows`."""
+    """Where a column stands in a row of `claimed_rows`."""
 
     (
         JOB_ID, LEASE_TOKEN, JOB_TYPE, PAYLOAD, ATTEMPT, MAX_ATTEMPTS, DUE_AT, LEASE_EXPIRES_AT, LATENESS,
@@ -467,7 +467,7 @@ select e.job_id, e.lease_token, extract(epoch from e.lease_expires_at - almanac.
 
 
 async def for_claims(conn: AsyncConnection) -> None:
-    """Prepare a connection for `claim_rows`: jsonb, timestamptz and interval stay nearly as they come over the wire."""
+    """Prepare a connection for `send_claim`: jsonb, timestamptz and interval stay nearly as they come over the wire."""
     conn.adapters.register_loader("jsonb", ByteaBinaryLoader)
     conn.adapters.register_loader("interval", ByteaBinaryLoader)
     conn.adapters.register_loader("timestamptz", Int8BinaryLoader)
@@ -487,7 +487,7 @@ async def doze_for(conn: AsyncConnection, queue: str, worker: str, at_most: time
 async def claim_one(
     conn: AsyncConnection, queue: str, job_id: int, worker: str, lease: timedelta | None
 ) -> ClaimedRows:
-    """`claim_rows` for one job by its id."""
+    """As `send_claim` and `claimed_rows`, for one job by its id."""
     with translated():
         cursor = psycopg.AsyncRawCursor(conn, row_factory=psycopg.rows.tuple_row)
         await cursor.execute(_CLAIM_ONE, (queue, job_id, worker, lease), binary=True)
@@ -501,11 +501,17 @@ def _claimed(rows: list[tuple[Any, ...]]) -> ClaimedRows:
     return rows, rows[0][Claimed.DUE_AT] + microseconds + days * 86_400_000_000
 
 
-async def claim_rows(conn: AsyncConnection, arguments: ClaimArguments, batch_size: int) -> ClaimedRows:
-    """Rows in the order of `Claimed`. After `for_claims`."""
+def send_claim(conn: AsyncConnection, arguments: ClaimArguments, batch_size: int) -> None:
+    """Claim without waiting for the answer, which `claimed_rows` gives. After `for_claims`."""
     queue, worker, lease, job_types = arguments
     with translated():
-        return _claimed(await _CLAIM.rows(conn, (queue, worker, b"%d" % batch_size, lease, job_types)))
+        _CLAIM.send(conn, (queue, worker, b"%d" % batch_size, lease, job_types))
+
+
+async def claimed_rows(conn: AsyncConnection) -> ClaimedRows:
+    """Rows in the order of `Claimed`."""
+    with translated():
+        return _claimed(await _CLAIM.answer(conn))
 
 
 def json_value(raw: bytes) -> Any:

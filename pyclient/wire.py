@@ -31,13 +31,21 @@ class Statement:
             await _answer(conn, pq.ExecStatus.COMMAND_OK)
 
     async def rows(self, conn: AsyncConnection, parameters: Sequence[bytes | None]) -> list[tuple[Any, ...]]:
-        """Its rows, by the connection's loaders for binary. Parameters are text in the connection's encoding, None is
-        null. One call at a time on a connection, outside of pipelines."""
+        """`send` and then `answer`."""
+        self.send(conn, parameters)
+        return await self.answer(conn)
+
+    def send(self, conn: AsyncConnection, parameters: Sequence[bytes | None]) -> None:
+        """Without waiting. Parameters are text in the connection's encoding, None is null. The next that is done with
+        the connection has to be `answer`. Not for pipelines."""
         values = list(parameters)  # psycopg 3.2 takes no other sequence
         if conn.prepare_threshold is not None:
             conn.pgconn.send_query_prepared(self.name, values, result_format=pq.Format.BINARY)
         else:
             conn.pgconn.send_query_params(self.text, values, result_format=pq.Format.BINARY)
+
+    async def answer(self, conn: AsyncConnection) -> list[tuple[Any, ...]]:
+        """The rows for what was sent, by the connection's loaders for binary."""
         result = await _answer(conn, pq.ExecStatus.TUPLES_OK)
         transformer = _transformers.get(conn)
         if transformer is None:

@@ -8,11 +8,12 @@ always something to do: every ring takes a database-wide lock at commit.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyclient import database, errors
 from pyclient.context import Claim, JobContext, Services
@@ -56,6 +57,15 @@ class Feed:
     def ring(self) -> None:
         self.idle_until = 0.0
         self.looks = 0
+
+
+class Sent(NamedTuple):
+    """A claim that is under way."""
+
+    feed: Feed
+    size: int
+    conn: database.AsyncConnection
+    at: float
 
 
 def shares(feeds: Sequence[Feed], room: int) -> list[tuple[Feed, int]]:
@@ -104,6 +114,10 @@ class Fetcher:
         ]
         self.stopping = False
         self._waiting: asyncio.Future[None] | None = None
+        #: Whether it waits for nothing but a ring or the time, and the link is free.
+        self._asleep = False
+        #: A claim that is under way, whose answer comes before anything else on the link.
+        self._sent: Sent | None = None
         self._ahead = 0
         self._finished = 0
         self._window_began = time.monotonic()
@@ -114,10 +128,23 @@ class Fetcher:
 
     def ring(self, queues: Sequence[str] | None) -> None:
         """Somebody enqueued in these queues; None: who knows."""
-        for feed in self.feeds:
-            if queues is None or feed.queue in queues:
-                feed.ring()
+        rung = [feed for feed in self.feeds if queues is None or feed.queue in queues]
+        for feed in rung:
+            feed.ring()
+        if self._asleep and len(rung) == 1:
+            self._claim_at_once(rung[0])
         self.poke()
+
+    def _claim_at_once(self, feed: Feed) -> None:
+        """The database can look while this process wakes up."""
+        conn, room = self.link.conn, self._room()
+        if conn is None or room <= 0 or self.stopping:
+            return
+        # If it cannot be sent, the claim that follows finds out why.
+        with contextlib.suppress(database.DatabaseError):
+            database.send_claim(conn, feed.arguments, room)
+            self._asleep = False
+            self._sent = Sent(feed, room, conn, time.monotonic())
 
     def stop(self) -> None:
         self.stopping = True
@@ -134,7 +161,11 @@ class Fetcher:
         if self.options.once is not None:
             await self._once(self.options.once)
             return
-        while not self.stopping:
+        while not self.stopping or self._sent is not None:
+            if self._sent is not None:
+                sent, self._sent = self._sent, None
+                sent.feed.served += await self._look(sent.feed, sent.size, sent) / sent.feed.weight
+                continue
             room = self._room()
             if room <= 0:
                 await self._wait(None)
@@ -149,7 +180,9 @@ class Fetcher:
             else:
                 ready = [feed for feed in self.feeds if feed.idle_until <= now]
             if not ready:
+                self._asleep = True
                 await self._wait(min(feed.idle_until for feed in self.feeds) - now)
+                self._asleep = False
                 continue
             for feed, size in shares(ready, room):
                 if self.stopping:
@@ -194,10 +227,10 @@ class Fetcher:
         room = min(LARGEST, slots.size + self._ahead, slots.size + 2 * self._ahead - slots.busy - waiting)
         return 0 if waiting > slots.low else room
 
-    async def _look(self, feed: Feed, size: int) -> int:
+    async def _look(self, feed: Feed, size: int, sent: Sent | None = None) -> int:
         try:
             began = time.monotonic()
-            claimed = await self._claim(feed, size)
+            claimed = await self._claim(feed, size, sent)
             self._settle(feed, claimed, size, began)
             if claimed == 0 and feed.looks > len(PAUSES) and not self.stopping and not self.options.burst:
                 await self._doze(feed, size)
@@ -227,14 +260,18 @@ class Fetcher:
     def _stopped(self) -> bool:
         return self.stopping
 
-    async def _claim(self, feed: Feed, size: int) -> int:
+    async def _claim(self, feed: Feed, size: int, sent: Sent | None = None) -> int:
         sent_at = 0.0
 
         async def claim(conn: database.AsyncConnection) -> database.ClaimedRows:
             # Here, because the link may have tried for longer than a lease lasts.
-            nonlocal sent_at
-            sent_at = time.monotonic()
-            return await database.claim_rows(conn, feed.arguments, size)
+            nonlocal sent, sent_at
+            if sent is not None and sent.conn is conn:
+                sent_at, sent = sent.at, None
+            else:
+                sent_at = time.monotonic()
+                database.send_claim(conn, feed.arguments, size)
+            return await database.claimed_rows(conn)
 
         rows, claimed_at = await self.link.call(claim, until=self._stopped)
         if not rows:

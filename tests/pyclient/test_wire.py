@@ -108,7 +108,8 @@ def test_claims_of_queues_and_types_with_any_name(live_dsn, encoding):
             await database.for_claims(conn)
             for name in ODD:
                 arguments = database.claim_arguments(name, "wörker €", timedelta(seconds=90.5), ODD)
-                rows, claimed_at = await database.claim_rows(conn, arguments, 100)
+                database.send_claim(conn, arguments, 100)
+                rows, claimed_at = await database.claimed_rows(conn)
                 assert [row[database.Claimed.JOB_TYPE] for row in rows] == ODD
                 assert database.json_value(rows[0][database.Claimed.PAYLOAD]) == {"€": name}
                 assert {row[database.Claimed.LEASE_EXPIRES_AT] - claimed_at for row in rows} == {90_500_000}
@@ -120,8 +121,9 @@ def test_errors_of_claims_are_those_of_every_call(live_dsn):
     async def scene() -> None:
         async with await database.connect_worker_async(live_dsn) as conn:
             await database.for_claims(conn)
+            database.send_claim(conn, database.claim_arguments("nowhere", "w", None, ["t"]), 1)
             with pytest.raises(errors.QueueUnknown, match="nowhere"):
-                await database.claim_rows(conn, database.claim_arguments("nowhere", "w", None, ["t"]), 1)
+                await database.claimed_rows(conn)
 
     ran(scene())
 

@@ -752,3 +752,47 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped():
     running.terminate()
     _, rest = running.communicate(timeout=10)
     assert (running.returncode, rest) == (0, "")
+
+
+# ── claims that are sent while the worker wakes up ──────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "stop", "connection ends", "another ring"])
+def test_a_claim_that_was_sent_on_a_ring_is_answered_for_whatever_happens_next(app, live_dsn, jobs, meanwhile):
+    """In the same turn of the loop: nothing may happen in between."""
+    seen: SimpleQueue[int] = SimpleQueue()
+
+    @app.job("t")
+    async def t(ctx: JobContext) -> None:
+        seen.put(ctx.attempt)
+
+    jobs.rows("select almanac.put_queue('default', lease => interval '1 second', base_delay => interval '0')")
+    with in_thread(app, live_dsn) as running:
+        fetcher = running.worker.fetcher
+        wait_until(lambda: running.worker.listener.is_heard)
+        was_sent: SimpleQueue[bool] = SimpleQueue()
+
+        def scene() -> None:
+            conn = fetcher.link.conn
+            if conn is None or not fetcher._asleep:
+                running.loop.call_later(0.01, scene)
+                return
+            with psycopg.connect(live_dsn, autocommit=True) as other:
+                other.execute("delete from almanac.sleeper")
+                other.execute("select almanac.enqueue('default', 't')")
+                fetcher.ring(["default"])
+                was_sent.put(fetcher._sent is not None)
+                if meanwhile == "stop":
+                    running.worker.stop()
+                elif meanwhile == "connection ends":
+                    other.execute("select pg_terminate_backend(%s)", [conn.info.backend_pid])
+                elif meanwhile == "another ring":
+                    fetcher.ring(None)
+
+        running.loop.call_soon_threadsafe(scene)
+        assert was_sent.get(timeout=10)
+        if meanwhile != "stop":
+            # Where the connection ended with the claim, the lease has to end first.
+            seen.get(timeout=20)
+    ((state,),) = jobs.rows("select state from almanac.job union all select state from almanac.job_history")
+    assert state in (("completed", "scheduled") if meanwhile == "stop" else ("completed",))
