@@ -126,8 +126,8 @@ def our_drain(bench: Bench) -> Iterator[Measurement]:
 
 
 def our_pickup(bench: Bench) -> Iterator[Measurement]:
-    with bench.emptied():
-        pass
+    with bench.emptied() as conn:
+        bench.settle(conn)
     for found in worker.pickup(bench.dsn(), jobs=PICKUPS, per_second=PER_SECOND):
         yield found | {"system": "pg_almanac"}
 
@@ -167,6 +167,7 @@ def pickup(bench: Bench, peer: Peer) -> Iterator[Measurement]:
     dsn = url(bench, peer)
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(peer.emptied.encode())
+        bench.settle(conn)
     with peer.running("stamp", dsn) as process:
         time.sleep(2.5)
         sent = peer.ask("paced", dsn, PICKUPS, PER_SECOND)["sent"]

@@ -60,8 +60,8 @@ def drained_by_quarters(bench: Bench, count: int = 100_000) -> Iterator[Measurem
 
 def pickups(bench: Bench) -> Iterator[Leg]:
     def picked_up() -> Iterator[Measurement]:
-        with bench.emptied():
-            pass
+        with bench.emptied() as conn:
+            bench.settle(conn)
         yield from worker.pickup(bench.dsn())
 
     yield picked_up
