@@ -304,7 +304,7 @@ create or replace function almanac.claim_due(
     returns setof almanac.claimed_job
     language plpgsql volatile security definer
     set search_path = '' set plan_cache_mode = force_generic_plan
-    set enable_seqscan = off set enable_bitmapscan = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_tidscan = on set jit = off
 as $$
 declare
     v_queue   almanac.queue;
