@@ -25,15 +25,10 @@ class Statement:
     text: bytes
 
     async def prepare(self, conn: AsyncConnection) -> None:
-        """Before the first `rows` on a connection. Does nothing where a pooler shares sessions."""
+        """Before the first `send` on a connection. Does nothing where a pooler shares sessions."""
         if conn.prepare_threshold is not None:
             conn.pgconn.send_prepare(self.name, self.text)
             await _answer(conn, pq.ExecStatus.COMMAND_OK)
-
-    async def rows(self, conn: AsyncConnection, parameters: Sequence[bytes | None]) -> list[tuple[Any, ...]]:
-        """`send` and then `answer`."""
-        self.send(conn, parameters)
-        return await self.answer(conn)
 
     def send(self, conn: AsyncConnection, parameters: Sequence[bytes | None]) -> None:
         """Without waiting. Parameters are text in the connection's encoding, None is null. The next that is done with

@@ -385,6 +385,7 @@ begin
             and pg_sequence_last_value('almanac.backdated_job_seq') is distinct from v_drawn;
         if v_again or almanac._is_littered(
                pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass) - v_read, v_claimed) then
+            -- An empty claim_memory: the next claim looks back, and remembers.
             perform set_config(v_setting, '(,,,,,,,)', false);
         end if;
         if v_again then

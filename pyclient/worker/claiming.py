@@ -142,9 +142,9 @@ class Fetcher:
             return
         # If it cannot be sent, the claim that follows finds out why.
         with contextlib.suppress(database.DatabaseError):
+            sent = Sent(feed, room, conn, time.monotonic())
             database.send_claim(conn, feed.arguments, room)
-            self._asleep = False
-            self._sent = Sent(feed, room, conn, time.monotonic())
+            self._asleep, self._sent = False, sent
 
     def stop(self) -> None:
         self.stopping = True

@@ -22,6 +22,11 @@ def ran(scene: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scene, 30))
 
 
+async def rows(statement: Statement, conn: database.AsyncConnection, parameters: Any) -> list[tuple[Any, ...]]:
+    statement.send(conn, parameters)
+    return await statement.answer(conn)
+
+
 @pytest.mark.parametrize("is_pooled", [False, True], ids=["prepared", "as through a pooler"])
 def test_rows_are_those_of_a_cursor(live_dsn, is_pooled):
     statement = Statement(b"test", b"select n, $1::text, null::int, '{1,2}'::int[] from generate_series(1, $2::int) n")
@@ -31,9 +36,9 @@ def test_rows_are_those_of_a_cursor(live_dsn, is_pooled):
             if is_pooled:
                 conn.prepare_threshold = None
             await statement.prepare(conn)
-            assert await statement.rows(conn, (b"x", b"0")) == []
-            assert await statement.rows(conn, (b"x", b"2")) == [(1, "x", None, [1, 2]), (2, "x", None, [1, 2])]
-            assert await statement.rows(conn, (None, b"1")) == [(1, None, None, [1, 2])]
+            assert await rows(statement, conn, (b"x", b"0")) == []
+            assert await rows(statement, conn, (b"x", b"2")) == [(1, "x", None, [1, 2]), (2, "x", None, [1, 2])]
+            assert await rows(statement, conn, (None, b"1")) == [(1, None, None, [1, 2])]
             left = await (await conn.execute("select array_agg(name) from pg_prepared_statements")).fetchone()
             assert left == (None if is_pooled else ["test"],)
 
@@ -47,11 +52,11 @@ def test_after_an_error_the_connection_goes_on(live_dsn):
         async with await database.connect_async(live_dsn) as conn:
             await statement.prepare(conn)
             with pytest.raises(psycopg.errors.DivisionByZero):
-                await statement.rows(conn, (b"0",))
-            assert await statement.rows(conn, (b"1",)) == [(1,)]
+                await rows(statement, conn, (b"0",))
+            assert await rows(statement, conn, (b"1",)) == [(1,)]
             with pytest.raises(psycopg.errors.SyntaxError):
                 await Statement(b"other", b"selekt").prepare(conn)
-            assert await statement.rows(conn, (b"1",)) == [(1,)]
+            assert await rows(statement, conn, (b"1",)) == [(1,)]
 
     ran(scene())
 
@@ -62,7 +67,7 @@ def test_a_connection_that_ends_meanwhile_is_an_error_like_any_other(live_dsn):
     async def scene() -> None:
         conn = await database.connect_async(live_dsn)
         await statement.prepare(conn)
-        waiting = asyncio.create_task(statement.rows(conn, (b"60",)))
+        waiting = asyncio.create_task(rows(statement, conn, (b"60",)))
         await asyncio.sleep(0.1)
         with psycopg.connect(live_dsn, autocommit=True) as other:
             other.execute("select pg_terminate_backend(%s)", [conn.info.backend_pid])
@@ -79,7 +84,7 @@ def test_a_cancelled_call_cancels_the_statement(live_dsn):
     async def scene() -> None:
         async with await database.connect_async(live_dsn) as conn:
             await statement.prepare(conn)
-            waiting = asyncio.create_task(statement.rows(conn, (b"60",)))
+            waiting = asyncio.create_task(rows(statement, conn, (b"60",)))
             await asyncio.sleep(0.1)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -136,14 +141,14 @@ def test_a_statement_that_was_forgotten_or_has_become_another_is_prepared_again(
         link = Link("claim", live_dsn, State(), prepare=statement.prepare)
         with psycopg.connect(live_dsn, autocommit=True) as other:
             other.execute("create table public.answers as select 1 as answer")
-            assert await link.call(lambda conn: statement.rows(conn, ())) == [(1,)]
+            assert await link.call(lambda conn: rows(statement, conn, ())) == [(1,)]
             assert link.conn is not None
             await link.conn.execute("deallocate all")
-            assert await link.call(lambda conn: statement.rows(conn, ())) == [(1,)]
+            assert await link.call(lambda conn: rows(statement, conn, ())) == [(1,)]
             other.execute("alter table public.answers alter answer type text")
             with pytest.raises(psycopg.errors.FeatureNotSupported):
-                await link.call(lambda conn: statement.rows(conn, ()))
-            assert await link.call(lambda conn: statement.rows(conn, ())) == [("1",)]
+                await link.call(lambda conn: rows(statement, conn, ()))
+            assert await link.call(lambda conn: rows(statement, conn, ())) == [("1",)]
         await link.drop()
 
     ran(scene())
