@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -24,6 +24,7 @@ from tests import servers
 Measurement = dict[str, Any]
 Leg = Callable[[], Iterable[Measurement]]
 Connection = psycopg.Connection[Any]
+T = TypeVar("T")
 
 # What anybody would set first on a small machine. Durability is as PostgreSQL ships it: that is what is measured.
 SETTINGS = {
@@ -192,6 +193,15 @@ def together(dsn: str, clients: int, loop: Loop) -> tuple[float, list[Any]]:
     # By the clients' clocks, which are one: on a busy machine this process may wake up when they are nearly done.
     began, ended = min(began for began, _, _ in received), max(ended for _, ended, _ in received)
     return ended - began, [answer for _, _, answer in received]
+
+
+def paced(send: Callable[[int], T], count: int, per_second: float) -> list[tuple[T, float]]:
+    """Calls that come one by one: what each answered, and the time when it had."""
+    answers, began = [], time.perf_counter()
+    for number in range(count):
+        time.sleep(max(0.0, began + number / per_second - time.perf_counter()))
+        answers.append((send(number), time.time()))
+    return answers
 
 
 def percentile(values: Iterable[float], part: float) -> float:

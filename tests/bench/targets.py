@@ -18,8 +18,8 @@ class Target:
     at_most: bool = False
 
 
-def peer(metric: str, system: str) -> Figure:
-    return metric, {"system": system}
+def peer(metric: str, system: str, **described: str) -> Figure:
+    return metric, {"system": system, **described}
 
 
 DRAIN = ("worker_drain_per_s", {"processes": 1, "future": 0})
@@ -49,14 +49,13 @@ TARGETS = [
         "single enqueue, a worker listening, 16 connections, to a bare INSERT",
         ("enqueue_single_per_s", {"listening": True}), ("ceiling_insert_per_s", {}), 0.9,
     ),
-    Target(
-        "pick-up p50 to graphile-worker's",
-        ("pickup_ms_p50", {}), peer("peer_pickup_ms_p50", "graphile-worker"), 1.0, True,
-    ),
-    Target(
-        "pick-up p99 to graphile-worker's",
-        ("pickup_ms_p99", {}), peer("peer_pickup_ms_p99", "graphile-worker"), 1.0, True,
-    ),
+    *[
+        Target(
+            f"pick-up {part} to graphile-worker's, whose jobs are added by {by}",
+            (f"pickup_ms_{part}", {}), peer(f"peer_pickup_ms_{part}", "graphile-worker", added_by=by), 1.0, True,
+        )
+        for by in ("psycopg", "its client") for part in ("p50", "p99")
+    ],
     Target(
         "schedule claims, 50 connections, to the bare ceiling by name",
         ("schedule_claims_per_s", {}), ("ceiling_schedule_claims_per_s", {"claimed": "by name"}), 0.8,

@@ -18,6 +18,7 @@ import psycopg
 
 from pyclient import database
 from tests.bench.handlers import SLOTS
+from tests.bench.harness import paced
 
 JOBS = 50_000
 
@@ -97,12 +98,8 @@ def pickup(dsn: str, *, jobs: int = 120, per_second: float = 20.0) -> Iterator[d
         warm = database.enqueue(conn, queue="default", job_type="stamp")
         _wait_until(lambda: _found(conn, warm.job_id) is not None, pause=0.05)
         time.sleep(2.0)
-        sent: dict[int, float] = {}
-        start = time.perf_counter()
-        for number in range(jobs):
-            time.sleep(max(0.0, start + number / per_second - time.perf_counter()))
-            job = database.enqueue(conn, queue="default", job_type="stamp")
-            sent[job.job_id] = time.time()
+        calls = paced(lambda _: database.enqueue(conn, queue="default", job_type="stamp"), jobs, per_second)
+        sent = {job.job_id: at for job, at in calls}
         _wait_until(lambda: _found(conn, max(sent)) is not None, pause=0.05)
         time.sleep(0.2)
         latencies = sorted(
