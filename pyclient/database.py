@@ -599,13 +599,12 @@ def put_queue_if_missing(conn: Connection, *, queue: str) -> None:
             conn.execute("select almanac.put_queue(%s)", [queue])
 
 
-def count_due(conn: Connection, queues: Sequence[str]) -> int:
-    """Jobs that are due and wait; 0 for a role that may not look."""
-    try:
-        row = conn.execute("select sum(due) from almanac.queue_overview where queue = any (%s)", [queues]).fetchone()
-    except psycopg.errors.InsufficientPrivilege:
-        return 0
-    return int(row[0] or 0) if row else 0
+def count_due(conn: Connection, *, queue: str) -> int:
+    """Jobs that are due and wait."""
+    with translated():
+        row = conn.execute("select almanac.count_due(%s)", [queue], prepare=True).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 async def listen(conn: AsyncConnection) -> None:

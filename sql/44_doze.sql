@@ -54,6 +54,26 @@ end;
 $$;
 comment on function almanac.wake(text, text) is 'Take back doze.';
 
+-- 44 count_due: what waits although it is due, parked jobs too. Reads nothing else, however much the future holds, and
+-- so a worker can ask every few seconds.
+-- Reads: job. Calls: clock, _open_queue.
+create or replace function almanac.count_due(queue text)
+    returns bigint
+    language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now   timestamptz := almanac.clock();
+    v_queue almanac.queue := almanac._open_queue(count_due.queue, 'work', 'operate');
+begin
+    return (select count(*) from almanac.job
+             where job.queue = count_due.queue and job.priority = any (v_queue.priorities) and job.due_at <= v_now
+               and job.state in ('scheduled', 'retrying') and job.parked_at is null)
+         + (select count(*) from almanac.job
+             where job.queue = count_due.queue and job.parked_at is not null and job.due_at <= v_now);
+end;
+$$;
+comment on function almanac.count_due(text) is 'How many jobs of a queue are due and wait.';
+
 -- 44 report_worker: a worker shows itself to operators. Nothing depends on it: recovery reads leases.
 -- Writes: worker. Calls: clock, _check_name.
 create or replace function almanac.report_worker(

@@ -27,13 +27,14 @@ grant execute on function
 grant execute on function
     almanac.claim_due, almanac.claim_job, almanac.extend_lease, almanac.extend_leases, almanac.release, almanac.snooze,
     almanac.complete, almanac.complete_many, almanac.fail_with_backoff, almanac.cancel, almanac.job,
-    almanac.doze, almanac.wake, almanac.report_worker, almanac.retire_worker, almanac.put_job_type,
-    almanac.reclaim_expired, almanac.put_schedule, almanac.advance_schedule, almanac.tick, almanac.tick_if_stale
+    almanac.doze, almanac.wake, almanac.count_due, almanac.report_worker, almanac.retire_worker,
+    almanac.put_job_type, almanac.reclaim_expired, almanac.put_schedule, almanac.advance_schedule, almanac.tick,
+    almanac.tick_if_stale
     to almanac_worker, almanac_admin;
 
 -- operators: look, pause, cancel, bring back.
 grant execute on function
-    almanac.pause_queue, almanac.resume_queue, almanac.cancel, almanac.redrive, almanac.job,
+    almanac.pause_queue, almanac.resume_queue, almanac.cancel, almanac.redrive, almanac.job, almanac.count_due,
     almanac.reclaim_expired, almanac.put_schedule, almanac.put_schedule_template, almanac.revert_schedule,
     almanac.pause_schedule, almanac.resume_schedule, almanac.trigger_schedule, almanac.reschedule,
     almanac.backfill_schedule, almanac.drop_schedule, almanac.advance_schedule, almanac.tick, almanac.start_ticking,

@@ -297,7 +297,13 @@ class Worker:
             running=self.slots.busy,
         )
         if self.options.metrics_port is not None:
-            self.due = database.count_due(conn, list(self.options.queues))
+            self.due = sum(self._count_due(conn, queue) for queue in self.options.queues)
+
+    def _count_due(self, conn: database.Connection, queue: str) -> int:
+        # A queue that is gone or closed to this worker: the claims say so, and the others count.
+        with contextlib.suppress(errors.QueueUnknown, errors.QueueRightMissing):
+            return database.count_due(conn, queue=queue)
+        return 0
 
     def _tick(self, conn: database.Connection) -> None:
         if self.options.ticks:

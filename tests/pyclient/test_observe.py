@@ -6,9 +6,12 @@ import logging
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from pyclient import Almanac, JobContext, Snooze
 from pyclient.observe import logs, sentry
@@ -86,6 +89,12 @@ def get(port: int, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+def scraped(port: int) -> dict[str, str]:
+    status, text = get(port, "/metrics")
+    assert status == 200
+    return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+
+
 def test_metrics_and_health_are_served(app, live_dsn):
     app.declare()
     jobs = Jobs(live_dsn)
@@ -94,9 +103,7 @@ def test_metrics_and_health_are_served(app, live_dsn):
         made = [app.enqueue(name) for name in ("fine", "fine", "fails", "fails_once")]
         wait_until(lambda: [jobs.state(job) for job in made] == ["completed", "completed", "dead", "retrying"])
         wait_until(lambda: running.worker.metrics.failed == 2)
-        status, text = get(port, "/metrics")
-        assert status == 200
-        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        samples = scraped(port)
         counts = {
             name: float(samples[f"almanac_worker_{name}_total"])
             for name in ("claimed", "completed", "failed", "retried", "dead", "lost")
@@ -108,12 +115,33 @@ def test_metrics_and_health_are_served(app, live_dsn):
         assert get(port, "/healthz") == (200, "ok\n")
         assert get(port, "/nothing")[0] == 404
         running.worker.keeper.beat -= 3600
-        status, text = get(port, "/healthz")
+        status, _ = get(port, "/healthz")
         if status == 200:  # the loop turned in between and said so
             running.worker.state.failed("claim", OSError("gone"))
-            status, text = get(port, "/healthz")
+            status, _ = get(port, "/healthz")
         assert status == 503
     jobs.close()
+
+
+@pytest.fixture
+def labourer(maintenance, worker_id) -> Iterator[str]:
+    """A role that may work, and no more."""
+    name = f"test_{worker_id}_labourer"
+    maintenance.execute(f"drop role if exists {name}")
+    maintenance.execute(f"create role {name} login in role almanac_worker")
+    yield name
+    maintenance.execute(f"drop role {name}")
+
+
+def test_what_waits_is_shown_also_where_the_worker_may_only_work(app, live_dsn, labourer):
+    app.declare()
+    app.enqueue("fine")
+    app.enqueue("fine", due_at=datetime.now(UTC) + timedelta(hours=1))
+    with psycopg.connect(live_dsn) as conn:
+        conn.execute("select almanac.pause_queue('default')")
+    with in_thread(app, make_conninfo(live_dsn, user=labourer), metrics_port=0) as running:
+        port = wait_until(lambda: running.worker.endpoint and running.worker.endpoint.port)
+        wait_until(lambda: scraped(port)["almanac_worker_due"] == "1.0")
 
 
 def test_a_trace_goes_from_whoever_enqueues_to_the_handler(app, live_dsn, monkeypatch):

@@ -67,17 +67,20 @@ def acts(jobs: Jobs, caller: Jobs) -> dict[str, list[Any]]:
             lambda: caller.wake(queue="q", worker="w"),
             lambda: caller.put_job_type(queue="q", job_type="t"),
             lambda: caller.job(queue="q", job_id=running.job_id),
+            lambda: caller.count_due(queue="q"),
         ],
         "operate": [
             lambda: caller.pause_queue(queue="q"),
             lambda: caller.resume_queue(queue="q"),
             lambda: caller.cancel(queue="q", job_id=waiting2),
             lambda: caller.job(queue="q", job_id=running.job_id),
+            lambda: caller.count_due(queue="q"),
         ],
     }  # fmt: skip
 
 
-SHARED = {("produce", 2), ("produce", 3), ("produce", 4), ("work", 10), ("work", 11), ("operate", 2), ("operate", 3)}
+SHARED = {("produce", 2), ("produce", 3), ("produce", 4), ("work", 10), ("work", 11), ("work", 12),
+          ("operate", 2), ("operate", 3), ("operate", 4)}  # fmt: skip
 
 
 def test_a_queue_without_grants_is_open_to_whoever_may_call(jobs, login):

@@ -1,8 +1,11 @@
-"""44 doze: a worker that naps is rung for, and one that naps again and again does not write each time."""
+"""44 doze: a worker that naps is rung for, and one that naps again and again does not write each time. count_due: what
+waits although it is due."""
 
 from datetime import timedelta
 
 import pytest
+
+from tests.jobs import entries_read, refused
 
 NAP = timedelta(seconds=5)
 
@@ -34,3 +37,41 @@ def test_workers_have_marks_of_their_own(jobs, clock):
     first = doze(jobs, "one")
     clock.advance(seconds=2)
     assert doze(jobs, "two") > first
+
+
+def due(jobs, queue="q"):
+    return jobs.count_due(queue=queue)[0].count_due
+
+
+def test_what_is_due_and_waits_is_counted(jobs, clock):
+    jobs.put(max_attempts=3)
+    jobs.put("other")
+    assert due(jobs) == 0
+    jobs.running(concurrency_key="k")
+    jobs.add(concurrency_key="k")
+    assert jobs.claim() == [], "the key is busy, so it is parked"
+    for priority in (0, 7, -3):
+        jobs.add(priority=priority)
+    jobs.add(due_at=clock.now() + timedelta(hours=1))
+    jobs.add(queue="other")
+    assert due(jobs) == 4
+    assert due(jobs, "other") == 1
+    clock.advance(hours=1)
+    assert due(jobs) == 5
+
+
+def test_counting_what_is_due_does_not_read_what_is_not(jobs, clock):
+    jobs.put()
+    later = clock.now() + timedelta(days=1)
+    for priority in (0, 5):
+        jobs.enqueue_many(queue="q", job_type="t", payloads=[{}] * 2000, due_at=later, priority=priority)
+    jobs.add(priority=5)
+    jobs.sql("analyze almanac.job")
+    for _ in range(8):  # by then the plan is a generic one
+        assert 1 <= entries_read(jobs, lambda: due(jobs)) <= 10
+    assert due(jobs) == 1
+
+
+def test_an_unknown_queue_is_not_an_empty_one(jobs):
+    with refused("PA001"):
+        due(jobs, "nowhere")

@@ -29,11 +29,11 @@ LOOKING = {"explain_tick", "health", "alerts", "metrics"}
 PRODUCER = {"enqueue", "enqueue_many", "cancel", "redrive", "job", "put_schedule"}
 WORKER = {
     "claim_due", "claim_job", "extend_lease", "extend_leases", "release", "snooze", "complete", "complete_many",
-    "fail_with_backoff", "cancel", "job", "doze", "wake", "report_worker", "retire_worker", "put_job_type",
-    "reclaim_expired", "put_schedule", "advance_schedule", "tick", "tick_if_stale",
+    "fail_with_backoff", "cancel", "job", "doze", "wake", "count_due", "report_worker", "retire_worker",
+    "put_job_type", "reclaim_expired", "put_schedule", "advance_schedule", "tick", "tick_if_stale",
 }  # fmt: skip
 OPERATOR = {
-    "pause_queue", "resume_queue", "cancel", "redrive", "job", "reclaim_expired", "put_schedule",
+    "pause_queue", "resume_queue", "cancel", "redrive", "job", "count_due", "reclaim_expired", "put_schedule",
     "put_schedule_template", "revert_schedule", "pause_schedule", "resume_schedule", "trigger_schedule", "reschedule",
     "backfill_schedule", "drop_schedule", "advance_schedule", "tick", "start_ticking", "stop_ticking",
 }  # fmt: skip
