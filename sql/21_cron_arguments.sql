@@ -2,7 +2,7 @@
 -- Trying the name is not enough: PostgreSQL takes UTC+5 (meaning UTC-5), PST, Berlin1 and Mars/Phobos5.
 create or replace function almanac._check_timezone(timezone text)
     returns void
-    language plpgsql stable strict parallel safe set search_path = ''
+    language plpgsql stable strict parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_name text;
@@ -197,7 +197,7 @@ comment on function almanac._good_run_arguments(text, timestamptz, text, text, t
 create or replace function almanac._check_run_arguments(
     timezone text, instant timestamptz, dst_gap text, dst_overlap text, anchor timestamptz)
     returns void
-    language plpgsql stable strict parallel safe set search_path = ''
+    language plpgsql stable strict parallel safe set search_path = pg_catalog, pg_temp
 as $$
 begin
     if not almanac._known_timezone(timezone) then

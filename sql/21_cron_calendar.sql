@@ -141,7 +141,7 @@ comment on function almanac._month_days(almanac.cron_rule, integer, integer) is
 -- Calls: _month_days.
 create or replace function almanac._has_a_date(rule almanac.cron_rule)
     returns boolean
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     -- Masks of the months that can have 28, 29, 30 and 31 days.

@@ -3,7 +3,7 @@
 -- Calls: _join_words.
 create or replace function almanac._name_values(mask bigint, names text[])
     returns text
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_values integer[] := array(select n from generate_series(0, 59) as n where (mask >> n) & 1 = 1 order by n);
@@ -48,7 +48,7 @@ comment on function almanac._join_words(text[]) is 'An enumeration in English.';
 -- Calls: _highest_bit, _join_words, _lowest_bit, _name_values.
 create or replace function almanac._describe_times(rule almanac.cron_rule)
     returns text
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     c_full    constant bigint := 1152921504606846975;
@@ -100,7 +100,7 @@ comment on function almanac._describe_times(almanac.cron_rule) is 'The time-of-d
 -- Calls: _join_words, _name_values.
 create or replace function almanac._describe_days(rule almanac.cron_rule)
     returns text
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     c_numbers  constant text[] := array(select n::text from generate_series(0, 31) as n);
@@ -172,7 +172,7 @@ comment on function almanac._describe_days(almanac.cron_rule) is
 -- Calls: _describe_days, _describe_times, _join_words, parse_cron.
 create or replace function almanac.describe_cron(cron text)
     returns text
-    language plpgsql immutable strict parallel safe security definer set search_path = ''
+    language plpgsql immutable strict parallel safe security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_rule  almanac.cron_rule := almanac.parse_cron(cron);
@@ -208,7 +208,7 @@ comment on function almanac.describe_cron(text) is
 create or replace function almanac._clock_note(
     rule almanac.cron_rule, zone text, run bigint, previous bigint, dst_gap text, dst_overlap text)
     returns text
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     c_reach  constant bigint := 93600;
@@ -263,7 +263,7 @@ create or replace function almanac.preview_cron(
     dst_gap text default 'after', dst_overlap text default 'first',
     anchor timestamptz default '1970-01-01 00:00:00+00')
     returns setof almanac.previewed_run
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_rule     almanac.cron_rule := almanac.parse_cron(cron);

@@ -16,7 +16,7 @@ comment on function almanac._is_shown(text, bigint) is
 -- Calls: _first_time, _is_shown, _last_time, _lowest_bit, _month_days, _month_length.
 create or replace function almanac._next_label(rule almanac.cron_rule, label bigint, zone text default null)
     returns bigint
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     -- Counted from 0000-03-01, a Wednesday, nothing is negative and division rounds down.
@@ -98,7 +98,7 @@ comment on function almanac._next_label(almanac.cron_rule, bigint, text) is
 -- Calls: _first_time, _highest_bit, _is_shown, _last_time, _month_days, _month_length.
 create or replace function almanac._previous_label(rule almanac.cron_rule, label bigint, zone text default null)
     returns bigint
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     c_shift   constant integer := 719468;
@@ -184,7 +184,7 @@ comment on function almanac._utc_offset(text, bigint) is 'Offset of a zone from 
 -- Calls: _utc_offset.
 create or replace function almanac._offset_change(zone text, low bigint, high bigint)
     returns bigint
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_low    bigint := low;
@@ -231,7 +231,7 @@ comment on function almanac._instant(numeric) is 'The instant so many microsecon
 -- Calls: _instant.
 create or replace function almanac._next_elapsed(every_us bigint, after timestamptz, anchor timestamptz)
     returns timestamptz
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_anchor numeric := coalesce(extract(epoch from anchor) * 1000000, 0);
@@ -247,7 +247,7 @@ comment on function almanac._next_elapsed(bigint, timestamptz, timestamptz) is
 -- Calls: _instant.
 create or replace function almanac._previous_elapsed(every_us bigint, before timestamptz, anchor timestamptz)
     returns timestamptz
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_anchor numeric := coalesce(extract(epoch from anchor) * 1000000, 0);
@@ -267,7 +267,7 @@ comment on function almanac._previous_elapsed(bigint, timestamptz, timestamptz) 
 create or replace function almanac._next_in_zone(
     rule almanac.cron_rule, timezone text, first bigint, dst_gap text, dst_overlap text)
     returns timestamptz
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     c_back   constant bigint := 93600;
@@ -344,7 +344,7 @@ comment on function almanac._next_in_zone(almanac.cron_rule, text, bigint, text,
 create or replace function almanac._previous_in_zone(
     rule almanac.cron_rule, timezone text, last bigint, dst_gap text, dst_overlap text)
     returns timestamptz
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     c_back   constant bigint := 187200;
@@ -455,7 +455,7 @@ comment on function almanac._previous_run(almanac.cron_rule, text, timestamptz, 
 -- 21 _refuse_no_run: the answer where 50 years hold no run.
 create or replace function almanac._refuse_no_run(cron text, timezone text)
     returns void
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 begin
     raise exception using errcode = 'PA007',
@@ -474,7 +474,7 @@ create or replace function almanac.next_run(
     cron text, timezone text, after timestamptz, dst_gap text default 'after', dst_overlap text default 'first',
     anchor timestamptz default '1970-01-01 00:00:00+00')
     returns timestamptz
-    language plpgsql immutable strict parallel safe security definer set search_path = ''
+    language plpgsql immutable strict parallel safe security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_fields text[] := string_to_array(left(cron, 30), ' ');
@@ -503,7 +503,7 @@ create or replace function almanac.previous_run(
     cron text, timezone text, before timestamptz, dst_gap text default 'after', dst_overlap text default 'first',
     anchor timestamptz default '1970-01-01 00:00:00+00')
     returns timestamptz
-    language plpgsql immutable strict parallel safe security definer set search_path = ''
+    language plpgsql immutable strict parallel safe security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_rule almanac.cron_rule;
@@ -529,7 +529,7 @@ create or replace function almanac.next_runs(
     cron text, timezone text, after timestamptz, count integer default 10, dst_gap text default 'after',
     dst_overlap text default 'first', anchor timestamptz default '1970-01-01 00:00:00+00')
     returns setof timestamptz
-    language plpgsql immutable strict parallel safe security definer set search_path = ''
+    language plpgsql immutable strict parallel safe security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_rule almanac.cron_rule := almanac.parse_cron(cron);

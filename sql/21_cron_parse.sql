@@ -79,7 +79,7 @@ comment on function almanac._is_settled(almanac.cron_rule) is
 -- 21 _parse_every: the duration of "@every 1h30m10s" in microseconds, written as Go writes durations.
 create or replace function almanac._parse_every(duration text)
     returns bigint
-    language plpgsql immutable parallel safe set search_path = ''
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_us numeric;
@@ -112,7 +112,7 @@ comment on function almanac._parse_every(text) is 'Microseconds in a Go-style du
 -- Calls: _bits, _field_name, _field_value, _has_a_date, _is_settled, _parse_every, _plain_bits.
 create or replace function almanac.parse_cron(cron text)
     returns almanac.cron_rule
-    language plpgsql immutable strict parallel safe security definer set search_path = ''
+    language plpgsql immutable strict parallel safe security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_text   text;

@@ -1,7 +1,7 @@
 -- 25 _check_name: names are any text that can be read, quotes, unicode and percent signs included.
 create or replace function almanac._check_name(what text, name text, max_length integer)
     returns void
-    language plpgsql immutable set search_path = ''
+    language plpgsql immutable set search_path = pg_catalog, pg_temp
 as $$
 begin
     if _check_name.name is null then
@@ -32,7 +32,7 @@ comment on function almanac._payload_bytes(jsonb) is 'How large a payload is.';
 -- Calls: _payload_bytes.
 create or replace function almanac._check_payload(payload jsonb, max_bytes integer)
     returns void
-    language plpgsql stable set search_path = ''
+    language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_bytes integer := almanac._payload_bytes(_check_payload.payload);

@@ -3,7 +3,7 @@
 create or replace function almanac.revision()
     returns text
     language sql stable security definer
-    set search_path = ''
+    set search_path = pg_catalog, pg_temp
 as $$
     select version_num from almanac.migration;
 $$;

@@ -2,7 +2,7 @@
 -- Writes: alert. Calls: clock.
 create or replace function almanac._raise_alert(alert text, subject text, severity text, message text, hint text)
     returns void
-    language plpgsql volatile set search_path = ''
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
     insert into almanac.alert as a (alert, subject, severity, message, hint, raised_at, seen_at)
@@ -21,7 +21,7 @@ comment on function almanac._raise_alert(text, text, text, text, text) is
 -- Writes: alert. Calls: clock.
 create or replace function almanac._clear_alert(alert text, subject text)
     returns void
-    language plpgsql volatile set search_path = ''
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
     update almanac.alert a set cleared_at = almanac.clock()

@@ -3,7 +3,7 @@
 create or replace function almanac._audit(
     action text, queue text, subject text, reason text, before jsonb, after jsonb)
     returns void
-    language sql volatile set search_path = ''
+    language sql volatile set search_path = pg_catalog, pg_temp
 as $$
     insert into almanac.audit (at, actor, action, queue, subject, reason, before, after)
     values (almanac.clock(), almanac._caller(), _audit.action, _audit.queue, _audit.subject, _audit.reason,
@@ -15,7 +15,7 @@ comment on function almanac._audit(text, text, text, text, jsonb, jsonb) is 'Add
 -- Reads: queue_grant. Calls: _caller.
 create or replace function almanac._authorize(queue text, variadic rights text[])
     returns void
-    language plpgsql stable set search_path = ''
+    language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 begin
     if exists (
@@ -42,7 +42,7 @@ comment on function almanac._authorize(text, text[]) is
 -- Reads: queue. Calls: _authorize.
 create or replace function almanac._open_queue(queue text, variadic rights text[])
     returns almanac.queue
-    language plpgsql stable set search_path = ''
+    language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_queue almanac.queue;
@@ -67,7 +67,7 @@ comment on function almanac._open_queue(text, text[]) is
 -- Reads: queue, queue_grant. Writes: queue, queue_grant. Calls: clock, _caller, _audit.
 create or replace function almanac.grant_queue(queue text, role text, may text)
     returns void
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
     if to_regrole(quote_ident(grant_queue.role)) is null then
@@ -104,7 +104,7 @@ comment on function almanac.grant_queue(text, text, text) is
 -- Reads: queue_grant. Writes: queue_grant. Calls: _audit.
 create or replace function almanac.revoke_queue(queue text, role text, may text)
     returns boolean
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
     delete from almanac.queue_grant
@@ -125,7 +125,7 @@ comment on function almanac.revoke_queue(text, text, text) is
 -- Reads: queue, queue_grant. Writes: queue, queue_grant. Calls: _audit.
 create or replace function almanac.open_queue(queue text, reason text default null)
     returns void
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_grants jsonb;

@@ -16,7 +16,7 @@ create or replace function almanac.put_queue(
     max_payload_bytes integer default null,
     unset text[] default '{}')
     returns almanac.queue
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now    timestamptz := almanac.clock();
@@ -93,7 +93,7 @@ comment on function almanac.put_queue(text, interval, integer, interval, interva
 -- Writes: queue. Calls: clock, _caller, _open_queue, _audit.
 create or replace function almanac.pause_queue(queue text, reason text default null, until timestamptz default null)
     returns void
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now   timestamptz := almanac.clock();
@@ -121,7 +121,7 @@ comment on function almanac.pause_queue(text, text, timestamptz) is 'Stop claims
 -- Reads: sleeper.
 create or replace function almanac._ring(queue text, due_at timestamptz)
     returns void
-    language plpgsql volatile set search_path = ''
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
     if exists (select from almanac.sleeper
@@ -136,7 +136,7 @@ comment on function almanac._ring(text, timestamptz) is 'Notify channel almanac 
 -- Writes: queue. Calls: clock, _open_queue, _audit, _ring.
 create or replace function almanac.resume_queue(queue text, reason text default null)
     returns void
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_queue almanac.queue := almanac._open_queue(resume_queue.queue, 'operate');
@@ -167,7 +167,7 @@ create or replace function almanac.put_job_type(
     schema jsonb default null,
     description text default null)
     returns void
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_before almanac.job_type;

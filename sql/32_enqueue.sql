@@ -9,7 +9,7 @@
 create or replace function almanac._take_dedup_keys(
     queue text, dedup_keys text[], job_ids bigint[], held_until timestamptz)
     returns bigint[]
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_now     timestamptz := almanac.clock();
@@ -66,7 +66,7 @@ comment on function almanac._take_dedup_keys(text, text[], bigint[], timestamptz
 -- Writes: queue. Calls: clock.
 create or replace function almanac._learn(queue almanac.queue, priority smallint, keyed boolean)
     returns void
-    language plpgsql volatile set search_path = ''
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
     if _learn.priority <> all ((_learn.queue).priorities) or (_learn.keyed and (_learn.queue).keyed_at is null) then
@@ -87,7 +87,7 @@ create or replace function almanac._check_enqueue(
     job_type text, due_at timestamptz, priority integer, dedup_for interval, max_attempts integer,
     base_delay interval, max_delay interval)
     returns void
-    language plpgsql immutable set search_path = ''
+    language plpgsql immutable set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_wrong text;
@@ -136,7 +136,7 @@ create or replace function almanac.enqueue(
     max_delay interval default null,
     headers jsonb default null)
     returns almanac.enqueued_job
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_now     timestamptz := almanac.clock();
@@ -220,7 +220,7 @@ create or replace function almanac.enqueue_many(
     max_delay interval default null,
     headers jsonb default null)
     returns setof almanac.enqueued_job
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_now    timestamptz := almanac.clock();

@@ -21,7 +21,7 @@ comment on function almanac._jitter_of(text, text, interval) is 'A fixed part of
 -- Calls: _next_run, _refuse_no_run.
 create or replace function almanac._tick_after(schedule almanac.schedule, after timestamptz)
     returns timestamptz
-    language plpgsql immutable set search_path = ''
+    language plpgsql immutable set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_tick timestamptz;
@@ -47,7 +47,7 @@ comment on function almanac._tick_after(almanac.schedule, timestamptz) is
 -- Calls: _zone.
 create or replace function almanac.local_time(timezone text, at timestamptz)
     returns timestamp
-    language plpgsql stable security definer set search_path = ''
+    language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
     return at at time zone almanac._zone(timezone);
@@ -64,7 +64,7 @@ create or replace function almanac._fire_ticks(
     schedule almanac.schedule, ticks timestamptz[], job_ids bigint[], due_at timestamptz[], caught_up boolean[],
     idempotency_keys text[] default null)
     returns void
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_now timestamptz := almanac.clock();
@@ -99,7 +99,7 @@ create or replace function almanac._record_ticks(
     schedule almanac.schedule, ticks timestamptz[], decisions text[], reasons text[], job_ids bigint[],
     caught_up boolean[], ticked_by text)
     returns setof almanac.tick
-    language plpgsql volatile set search_path = ''
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := almanac.clock();

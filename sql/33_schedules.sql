@@ -1,7 +1,7 @@
 -- 33 _definition: what somebody declared about a schedule, without what became of it since.
 create or replace function almanac._definition(schedule almanac.schedule)
     returns jsonb
-    language sql stable set search_path = ''
+    language sql stable set search_path = pg_catalog, pg_temp
 as $$
     select jsonb_strip_nulls(jsonb_build_object(
         'kind', schedule.kind, 'job_type', schedule.job_type, 'cron', schedule.cron, 'at', schedule.at,
@@ -22,7 +22,7 @@ comment on function almanac._definition(almanac.schedule) is 'The declared part 
 -- Calls: _next_label, _offset_change, _utc_offset, _zone.
 create or replace function almanac._clock_changes(schedule almanac.schedule, after timestamptz)
     returns text
-    language plpgsql stable set search_path = ''
+    language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 declare
     c_step   constant bigint := 5 * 86400;
@@ -66,7 +66,7 @@ comment on function almanac._clock_changes(almanac.schedule, timestamptz) is
 -- Calls: _check_name, _check_payload, _check_timezone, _known_timezone, parse_cron.
 create or replace function almanac._check_schedule(schedule almanac.schedule, max_payload_bytes integer)
     returns almanac.schedule
-    language plpgsql stable set search_path = ''
+    language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_wrong text;
@@ -149,7 +149,7 @@ comment on function almanac._check_schedule(almanac.schedule, integer) is
 -- Calls: _grace, _record_ticks, _tick_after, _caller.
 create or replace function almanac._settle_ticks(schedule almanac.schedule, catch_up text, at timestamptz)
     returns timestamptz
-    language plpgsql volatile set search_path = ''
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_paused   boolean := schedule.paused_at is not null and coalesce(schedule.paused_until, 'infinity') > at;
@@ -192,7 +192,7 @@ comment on function almanac._settle_ticks(almanac.schedule, text, timestamptz) i
 -- _check_schedule, _clock_changes, _clear_alert, _definition, _learn, _settle_ticks, _tick_after.
 create or replace function almanac._declare(wanted almanac.schedule, action text)
     returns almanac.declared_schedule
-    language plpgsql volatile set search_path = '' set jit = off set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
 as $$
 declare
     v_now     timestamptz := almanac.clock();
@@ -368,7 +368,7 @@ create or replace function almanac.put_schedule(
     description text default null,
     kind text default 'job')
     returns almanac.declared_schedule
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_template almanac.schedule_template;
@@ -446,7 +446,7 @@ create or replace function almanac.put_schedule_template(
     pace integer default null,
     description text default null)
     returns void
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_before almanac.schedule_template;
@@ -490,7 +490,7 @@ comment on function almanac.put_schedule_template(text, text, text, text, text, 
 -- Reads: queue, schedule. Calls: _open_queue.
 create or replace function almanac._find_schedule(name text, queue text, lock boolean default true)
     returns almanac.schedule
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_queues   text[];
@@ -534,7 +534,7 @@ comment on function almanac._find_schedule(text, text, boolean) is
 create or replace function almanac.revert_schedule(
     name text, revision integer, queue text default null, dry_run boolean default false)
     returns almanac.operated_schedule
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_schedule almanac.schedule;

@@ -5,7 +5,7 @@ create or replace function almanac.pause_schedule(
     name text, reason text default null, until timestamptz default null, queue text default null,
     dry_run boolean default false)
     returns almanac.operated_schedule
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_schedule almanac.schedule := almanac._find_schedule(pause_schedule.name, pause_schedule.queue);
@@ -44,7 +44,7 @@ comment on function almanac.pause_schedule(text, text, timestamptz, text, boolea
 -- Reads: tick. Writes: tick, schedule. Calls: clock, _fire_ticks, _jitter_of.
 create or replace function almanac._make_up(schedule almanac.schedule, ticks timestamptz[], reason text, ticked_by text)
     returns bigint[]
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_now   timestamptz := almanac.clock();
@@ -92,7 +92,7 @@ create or replace function almanac.resume_schedule(
     name text, catch_up boolean default false, queue text default null, reason text default null,
     dry_run boolean default false)
     returns almanac.operated_schedule
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_schedule almanac.schedule := almanac._find_schedule(resume_schedule.name, resume_schedule.queue);
@@ -153,7 +153,7 @@ comment on function almanac.resume_schedule(text, boolean, text, text, boolean) 
 create or replace function almanac.trigger_schedule(
     name text, queue text default null, reason text default null, dry_run boolean default false)
     returns almanac.operated_schedule
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_schedule almanac.schedule := almanac._find_schedule(trigger_schedule.name, trigger_schedule.queue);
@@ -190,7 +190,7 @@ comment on function almanac.trigger_schedule(text, text, text, boolean) is
 create or replace function almanac.reschedule(
     name text, at timestamptz, queue text default null, reason text default null, dry_run boolean default false)
     returns almanac.operated_schedule
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_schedule almanac.schedule := almanac._find_schedule(reschedule.name, reschedule.queue);
@@ -238,7 +238,8 @@ create or replace function almanac.backfill_schedule(
     name text, from_at timestamptz, to_at timestamptz, queue text default null, reason text default null,
     dry_run boolean default false)
     returns almanac.operated_schedule
-    language plpgsql volatile security definer set search_path = '' set jit = off set enable_seqscan = off
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
 as $$
 declare
     c_limit    constant integer := 10000;
@@ -295,7 +296,7 @@ comment on function almanac.backfill_schedule(text, timestamptz, timestamptz, te
 create or replace function almanac.drop_schedule(
     name text, queue text default null, reason text default null, dry_run boolean default false)
     returns almanac.operated_schedule
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_schedule almanac.schedule := almanac._find_schedule(drop_schedule.name, drop_schedule.queue);

@@ -3,7 +3,8 @@
 -- _tick_after.
 create or replace function almanac.explain_tick(name text, at timestamptz, queue text default null)
     returns almanac.explained_tick
-    language plpgsql volatile security definer set search_path = '' set jit = off set enable_seqscan = off
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
 as $$
 declare
     v_now      timestamptz := almanac.clock();

@@ -18,7 +18,7 @@ comment on function almanac._is_littered(bigint, integer) is
 create or replace function almanac._pick_due(
     queue almanac.queue, batch_size integer, job_types text[], setting text)
     returns tid[]
-    language plpgsql volatile set search_path = '' set datestyle = 'ISO, YMD'
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set datestyle = 'ISO, YMD'
 as $$
 declare
     v_now       timestamptz := almanac.clock();
@@ -102,7 +102,7 @@ comment on function almanac._pick_due(almanac.queue, integer, text[], text) is
 -- Reads: job. Writes: job.
 create or replace function almanac._park(queue almanac.queue, jobs tid[], keys_taken text[], parked_at timestamptz)
     returns void
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_keys text[];
@@ -137,7 +137,7 @@ comment on function almanac._park(almanac.queue, tid[], text[], timestamptz) is
 -- Calls: _open_queue.
 create or replace function almanac._take_turn(queue text)
     returns almanac.queue
-    language plpgsql volatile set search_path = ''
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
     if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
@@ -158,7 +158,7 @@ comment on function almanac._take_turn(text) is
 -- Reads: queue_bucket.
 create or replace function almanac._tokens(queue almanac.queue, at timestamptz)
     returns double precision
-    language sql stable set search_path = ''
+    language sql stable set search_path = pg_catalog, pg_temp
 as $$
     select least((_tokens.queue).rate_limit,
                  queue_bucket.tokens
@@ -173,7 +173,7 @@ comment on function almanac._tokens(almanac.queue, timestamptz) is 'Tokens in th
 -- Reads: job. Writes: queue_bucket. Calls: clock, _take_turn, _tokens, _park.
 create or replace function almanac._pick_within_limits(queue almanac.queue, batch_size integer, job_types text[])
     returns tid[]
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_queue   almanac.queue := _pick_within_limits.queue;
@@ -269,7 +269,7 @@ comment on function almanac._pick_within_limits(almanac.queue, integer, text[]) 
 -- Calls: _check_name.
 create or replace function almanac._check_claim(worker text, batch_size integer, lease interval)
     returns void
-    language plpgsql immutable set search_path = ''
+    language plpgsql immutable set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform almanac._check_name('a worker', _check_claim.worker, 200);
@@ -303,7 +303,7 @@ create or replace function almanac.claim_due(
     job_types text[] default null)
     returns setof almanac.claimed_job
     language plpgsql volatile security definer
-    set search_path = '' set plan_cache_mode = force_generic_plan
+    set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_tidscan = on set jit = off
 as $$
 declare

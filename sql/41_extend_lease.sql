@@ -6,7 +6,7 @@
 create or replace function almanac._lock_jobs(
     queue text, job_ids bigint[], lease_tokens bigint[], alive_at timestamptz, out jobs tid[], out positions integer[])
     returns record
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 begin
     select coalesce(array_agg(held.job order by held.id), '{}'), coalesce(array_agg(held.n order by held.id), '{}')
@@ -35,7 +35,7 @@ create or replace function almanac.extend_leases(
     queue text, job_ids bigint[], lease_tokens bigint[], lease interval default null)
     returns setof almanac.extended_lease
     language plpgsql volatile security definer
-    set search_path = '' set enable_seqscan = off
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_queue almanac.queue := almanac._open_queue(extend_leases.queue, 'work');
@@ -66,7 +66,7 @@ comment on function almanac.extend_leases(text, bigint[], bigint[], interval) is
 create or replace function almanac.extend_lease(
     queue text, job_id bigint, lease_token bigint, lease interval default null)
     returns almanac.extended_lease
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_extended almanac.extended_lease;

@@ -4,7 +4,7 @@
 -- Writes: job. Calls: clock, _ring.
 create or replace function almanac._unpark(queue text, keys text[])
     returns void
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 begin
     with recursive freed as (
@@ -53,7 +53,7 @@ create or replace function almanac._finish(
     ended_by text default null, end_reason text default null)
     returns bigint[]
     language plpgsql volatile
-    set search_path = '' set plan_cache_mode = force_generic_plan
+    set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
@@ -113,7 +113,7 @@ create or replace function almanac._end_attempt(
     held almanac.job, outcome text, error text default null, permanent boolean default false,
     retry_after interval default null, due_at timestamptz default null)
     returns almanac.failed_job
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_now    timestamptz := almanac.clock();
@@ -183,7 +183,7 @@ comment on function almanac._end_attempt(almanac.job, text, text, boolean, inter
 -- Reads: job. Calls: clock, _raise_lease_lost.
 create or replace function almanac._hold(queue text, job_id bigint, lease_token bigint)
     returns almanac.job
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_job almanac.job;

@@ -2,7 +2,7 @@
 -- Calls: _open_queue, _hold, _end_attempt.
 create or replace function almanac.release(queue text, job_id bigint, lease_token bigint, reason text default null)
     returns almanac.failed_job
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform almanac._open_queue(release.queue, 'work');
@@ -18,7 +18,7 @@ comment on function almanac.release(text, bigint, bigint, text) is
 create or replace function almanac.snooze(
     queue text, job_id bigint, lease_token bigint, until timestamptz, reason text default null)
     returns almanac.failed_job
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
     if snooze.until is null or not isfinite(snooze.until) or snooze.until > almanac.clock() + interval '36500 days' then

@@ -3,7 +3,7 @@
 -- Reads: job, sleeper. Writes: sleeper. Calls: clock, _open_queue.
 create or replace function almanac.doze(queue text, worker text, at_most interval default interval '5 seconds')
     returns timestamptz
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_now   timestamptz := almanac.clock();
@@ -45,7 +45,7 @@ comment on function almanac.doze(text, text, interval) is
 -- Writes: sleeper. Calls: _open_queue.
 create or replace function almanac.wake(queue text, worker text)
     returns void
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform almanac._open_queue(wake.queue, 'work');
@@ -79,7 +79,7 @@ comment on function almanac.count_due(text) is 'How many jobs of a queue are due
 create or replace function almanac.report_worker(
     worker text, host text, pid integer, version text, queues text[], concurrency integer, running integer)
     returns void
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform almanac._check_name('a worker', report_worker.worker, 200);
@@ -98,7 +98,7 @@ comment on function almanac.report_worker(text, text, integer, text, text[], int
 -- Writes: worker, sleeper.
 create or replace function almanac.retire_worker(worker text)
     returns void
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
     delete from almanac.sleeper where sleeper.worker = retire_worker.worker;

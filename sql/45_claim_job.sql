@@ -5,7 +5,7 @@
 create or replace function almanac.claim_job(
     queue text, job_id bigint, worker text, lease interval default null)
     returns almanac.claimed_job
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_queue almanac.queue := almanac._open_queue(claim_job.queue, 'work');

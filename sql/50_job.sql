@@ -2,7 +2,7 @@
 -- Reads: job, job_history. Calls: _open_queue, _idempotency_key.
 create or replace function almanac.job(queue text, job_id bigint)
     returns setof almanac.found_job
-    language plpgsql stable security definer rows 1 set search_path = '' set enable_seqscan = off
+    language plpgsql stable security definer rows 1 set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 begin
     perform almanac._open_queue(job.queue, 'produce', 'work', 'operate');

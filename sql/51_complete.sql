@@ -4,7 +4,7 @@
 create or replace function almanac.complete_many(
     queue text, job_ids bigint[], lease_tokens bigint[], results jsonb[] default null, external_ids text[] default null)
     returns setof bigint
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_queue    almanac.queue;
@@ -59,7 +59,7 @@ comment on function almanac.complete_many(text, bigint[], bigint[], jsonb[], tex
 create or replace function almanac.complete(
     queue text, job_id bigint, lease_token bigint, result jsonb default null, external_id text default null)
     returns void
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform almanac.complete_many(complete.queue, array[complete.job_id], array[complete.lease_token],

@@ -4,7 +4,7 @@ create or replace function almanac.fail_with_backoff(
     queue text, job_id bigint, lease_token bigint, error text, permanent boolean default false,
     retry_after interval default null)
     returns almanac.failed_job
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
     if fail_with_backoff.retry_after not between interval '0' and interval '3650 days' then

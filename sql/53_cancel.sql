@@ -4,7 +4,7 @@
 -- Reads: job, job_history. Writes: job. Calls: clock, _caller, _open_queue, _finish, _audit, _raise_no_job.
 create or replace function almanac.cancel(queue text, job_id bigint, reason text default null)
     returns text
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_job   almanac.job;

@@ -11,7 +11,7 @@ create or replace function almanac.redrive(
     error_like text default null,
     batch_size integer default 1000)
     returns setof bigint
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_now     timestamptz := almanac.clock();

@@ -4,7 +4,7 @@
 -- Reads: job, queue. Calls: _unpark.
 create or replace function almanac._unpark_forgotten(queue text)
     returns void
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_queue text;
@@ -49,7 +49,7 @@ comment on function almanac._unpark_forgotten(text) is
 -- Reads: job. Calls: clock, _end_attempt, _unpark_forgotten.
 create or replace function almanac.reclaim_expired(queue text default null, batch_size integer default 1000)
     returns integer
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_now       timestamptz := almanac.clock();

@@ -2,7 +2,7 @@
 -- creating it in place; rows that fell into the default partition for want of this one are moved into it.
 create or replace function almanac._add_partition(parent text, day date)
     returns boolean
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_name text := parent || to_char(day, '"_"YYYYMMDD');
@@ -36,7 +36,7 @@ comment on function almanac._add_partition(text, date) is 'Add the partition of 
 -- Writes: tick_default.
 create or replace function almanac._drop_partitions(parent text, before timestamptz)
     returns integer
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_name    text;
@@ -75,7 +75,7 @@ comment on function almanac._drop_partitions(text, timestamptz) is
 -- Reads: queue. Calls: clock, _add_partition, _drop_partitions.
 create or replace function almanac._keep_partitions(days_ahead integer default 3)
     returns jsonb
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_today   date := (almanac.clock() at time zone 'UTC')::date;

@@ -3,7 +3,7 @@
 -- Reads: queue. Writes: job_history, attempt, tick, tick_default, dedup, sleeper, worker, audit, alert. Calls: clock.
 create or replace function almanac._prune(batch_size integer default 1000)
     returns jsonb
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now     timestamptz := almanac.clock();

@@ -2,7 +2,7 @@
 -- Calls: _previous_run.
 create or replace function almanac._backlog_from(schedule almanac.schedule, until timestamptz)
     returns timestamptz
-    language plpgsql stable set search_path = ''
+    language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_oldest timestamptz := coalesce(until - schedule.max_age, '-infinity');
@@ -33,7 +33,7 @@ comment on function almanac._backlog_from(almanac.schedule, timestamptz) is
 create or replace function almanac._lock_live(rows tid[])
     returns void
     language plpgsql volatile
-    set search_path = '' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 begin
     perform from almanac.schedule s
@@ -50,7 +50,7 @@ comment on function almanac._lock_live(tid[]) is
 -- Reads: job. Writes: job. Calls: clock, _finish.
 create or replace function almanac._cancel_live(schedule almanac.schedule, reason text)
     returns void
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_running bigint[];
@@ -84,7 +84,7 @@ comment on function almanac._cancel_live(almanac.schedule, text) is 'Cancel the 
 -- _jitter_of, _record_ticks, _tick_after, _zone.
 create or replace function almanac._decide_ticks(schedule almanac.schedule, ticked_by text, room integer)
     returns setof almanac.tick
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_now       timestamptz := almanac.clock();
@@ -253,7 +253,7 @@ comment on function almanac._decide_ticks(almanac.schedule, text, integer) is
 create or replace function almanac._advance_rows(rows tid[], ticked_by text)
     returns setof almanac.tick
     language plpgsql volatile
-    set search_path = '' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz := almanac.clock();
@@ -323,7 +323,7 @@ comment on function almanac._advance_rows(tid[], text) is
 -- Writes: schedule. Calls: clock, _audit, _raise_alert.
 create or replace function almanac._quarantine(schedule almanac.schedule, error text)
     returns void
-    language plpgsql volatile set search_path = ''
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
     update almanac.schedule s
@@ -352,7 +352,7 @@ comment on function almanac._is_passing(text) is 'Whether an SQLSTATE is no faul
 -- Reads: schedule. Calls: _caller, _decide_ticks, _is_passing, _quarantine.
 create or replace function almanac._decide_one(queue text, name text)
     returns setof almanac.tick
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     s almanac.schedule;
@@ -378,7 +378,7 @@ comment on function almanac._decide_one(text, text) is
 -- _jitter_of, _next_run, _open_queue, _ring, _zone.
 create or replace function almanac.advance_schedule(queue text, name text)
     returns setof almanac.tick
-    language plpgsql volatile security definer set search_path = '' set enable_seqscan = off
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_now  timestamptz := almanac.clock();
@@ -458,7 +458,7 @@ comment on function almanac.advance_schedule(text, text) is
 -- Reads: schedule. Calls: clock, _advance_rows, _decide_ticks, _grace, _is_passing, _lock_live, _quarantine, _ring.
 create or replace function almanac._advance_due(batch_size integer, ticked_by text)
     returns almanac.tick_report
-    language plpgsql volatile set search_path = '' set enable_seqscan = off
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_now      timestamptz := almanac.clock();

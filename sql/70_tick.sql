@@ -2,7 +2,7 @@
 -- Reads: heartbeat. Writes: heartbeat. Calls: clock.
 create or replace function almanac._beat(source text, ticked_by text)
     returns void
-    language plpgsql volatile set search_path = ''
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
     update almanac.heartbeat h set ticked_at = almanac.clock(), ticked_by = _beat.ticked_by
@@ -21,7 +21,7 @@ comment on function almanac._beat(text, text) is 'Refresh the heartbeat of a kin
 -- Calls: _zone.
 create or replace function almanac._zone_digest(timezone text, day date)
     returns text
-    language sql stable set search_path = ''
+    language sql stable set search_path = pg_catalog, pg_temp
 as $$
     select md5(string_agg(((h at time zone almanac._zone(_zone_digest.timezone)) - (h at time zone 'UTC'))::text, ','
                           order by h))
@@ -38,7 +38,7 @@ comment on function almanac._zone_digest(text, date) is 'Digest of the offsets o
 -- _tick_after, _zone, _zone_digest.
 create or replace function almanac._watch_zones()
     returns integer
-    language plpgsql volatile set search_path = ''
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now      timestamptz := almanac.clock();
@@ -103,7 +103,7 @@ comment on function almanac._watch_zones() is 'Notice a change of zone rules and
 -- not run until the next restart. The same job declared once more, as it is, is a change to it.
 create or replace function almanac._ring_pg_cron()
     returns void
-    language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 begin
     if to_regclass('cron.job') is not null then
@@ -123,7 +123,7 @@ comment on function almanac._ring_pg_cron() is 'Let pg_cron read its jobs again,
 -- Reads: heartbeat. Calls: clock, _beat, _keep_partitions, _prune, _ring_pg_cron, _watch_zones.
 create or replace function almanac._keep_house(batch_size integer, ticked_by text)
     returns boolean
-    language plpgsql volatile set search_path = ''
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := almanac.clock();
@@ -151,7 +151,8 @@ comment on function almanac._keep_house(integer, text) is 'Housekeeping, at most
 -- Calls: clock, _advance_due, _beat, _keep_house, reclaim_expired.
 create or replace function almanac._tick(batch_size integer, source text, ticked_by text)
     returns almanac.tick_report
-    language plpgsql volatile set search_path = '' set jit = off set plan_cache_mode = force_generic_plan
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_now    timestamptz := almanac.clock();
@@ -180,7 +181,7 @@ comment on function almanac._tick(integer, text, text) is 'Everything that is du
 -- Calls: _caller, _tick.
 create or replace function almanac.tick(batch_size integer default 2000)
     returns almanac.tick_report
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
     return almanac._tick(tick.batch_size, 'manual', almanac._caller());
@@ -195,7 +196,7 @@ comment on function almanac.tick(integer) is
 -- Reads: heartbeat, alert. Calls: clock, _clear_alert, _raise_alert, _tick.
 create or replace function almanac.tick_if_stale(worker text, stale_after interval default interval '3 seconds')
     returns boolean
-    language plpgsql volatile security definer set search_path = '' set jit = off
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set jit = off
 as $$
 declare
     v_now      timestamptz := almanac.clock();

@@ -1,7 +1,7 @@
 -- 71 _pg_cron_state: what there is of pg_cron. Everything about it is dynamic: this installs where it does not exist.
 create or replace function almanac._pg_cron_state()
     returns almanac.pg_cron_state
-    language plpgsql stable security definer set search_path = ''
+    language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_state almanac.pg_cron_state;
@@ -29,7 +29,7 @@ comment on function almanac._pg_cron_state() is 'Whether pg_cron is loaded, live
 -- Calls: clock, _pg_cron_state, _tick.
 create or replace function almanac._tick_from_pg_cron()
     returns almanac.tick_report
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_report almanac.tick_report := almanac._tick(2000, 'pg_cron', 'pg_cron');
@@ -59,7 +59,7 @@ as $$
 declare
     v_more boolean;
 begin
-    perform pg_catalog.set_config('search_path', '', false);
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false);
     loop
         v_more := (almanac._tick_from_pg_cron()).more;
         commit;
@@ -78,7 +78,7 @@ comment on procedure almanac._tick_loop(boolean) is
 -- Calls: _audit, _beat, _pg_cron_state, _ring_pg_cron.
 create or replace function almanac.start_ticking()
     returns text
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_state   almanac.pg_cron_state := almanac._pg_cron_state();
@@ -146,7 +146,7 @@ comment on function almanac.start_ticking() is
 -- Writes: heartbeat. Calls: _audit, _clear_alert, _pg_cron_state.
 create or replace function almanac.stop_ticking()
     returns text
-    language plpgsql volatile security definer set search_path = ''
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_state almanac.pg_cron_state := almanac._pg_cron_state();

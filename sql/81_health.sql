@@ -2,7 +2,8 @@
 -- Reads: heartbeat, queue, job, job_history, schedule, worker. Calls: clock, _pg_cron_state.
 create or replace function almanac.health()
     returns setof almanac.health_check
-    language plpgsql stable security definer set search_path = '' set jit = off set enable_seqscan = off
+    language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
 as $$
 declare
     v_now     timestamptz := almanac.clock();
@@ -136,7 +137,7 @@ comment on function almanac.health() is 'Whether everything moves, one row for e
 -- Reads: alert. Calls: clock, health.
 create or replace function almanac.alerts()
     returns setof almanac.alert
-    language plpgsql stable security definer set search_path = ''
+    language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
     return query

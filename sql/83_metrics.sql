@@ -3,7 +3,7 @@
 -- Reads: queue_overview, heartbeat, worker, schedule. Calls: clock.
 create or replace function almanac.metrics()
     returns setof almanac.metric
-    language plpgsql stable security definer set search_path = '' set jit = off
+    language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off
 as $$
 declare
     v_now timestamptz := almanac.clock();

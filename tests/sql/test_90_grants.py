@@ -253,6 +253,31 @@ create function evil.pg_has_role(text, text, text) returns boolean language plpg
 create function evil.to_regrole(text) returns regrole language plpgsql as $$ begin perform evil.trap(); end $$;
 """
 
+# A caller's own temporary schema comes before pg_catalog wherever it is not named in the path: a type of an everyday
+# name there would be the type of a variable, and its check would be run by the owner.
+TEMPORARY_TRAPS = """
+create function pg_temp.is_trap() returns boolean language plpgsql as $$
+begin
+    if current_user <> session_user then raise exception 'trapped as %', current_user; end if;
+    return true;
+end $$;
+do $$
+declare
+    v_type  name;
+    v_table name;
+begin
+    for v_type in select typname from pg_catalog.pg_type
+                   where typnamespace = 'pg_catalog'::regnamespace and typtype = 'b' and typelem = 0 loop
+        execute pg_catalog.format('create domain pg_temp.%I as pg_catalog.%I check (pg_temp.is_trap())',
+                                  v_type, v_type);
+    end loop;
+    for v_table in select relname from pg_catalog.pg_class
+                    where relnamespace = 'pg_catalog'::regnamespace and relkind in ('r', 'v') loop
+        execute pg_catalog.format('create temporary table %I (trap integer)', v_table);
+    end loop;
+end $$;
+"""
+
 
 def test_what_a_caller_plants_in_its_search_path_is_never_run(jobs, own_database, dsn, maintenance, worker_id, clock):
     name = f"test_{worker_id}_planter"
@@ -270,6 +295,7 @@ def test_what_a_caller_plants_in_its_search_path_is_never_run(jobs, own_database
             for table in tables:
                 caller.sql(f'create temporary table "{table.relname}" (trap text)')
             caller.sql("create temporary sequence job_id_seq")
+            conn.execute(TEMPORARY_TRAPS.encode())
             caller.sql("set search_path = evil, pg_temp, pg_catalog, almanac")
             with pytest.raises(psycopg.Error, match="trapped as"):
                 caller.sql("select 'a'::text = 'b'::text")
@@ -322,5 +348,5 @@ def test_every_function_that_runs_as_its_owner_has_a_pinned_search_path(jobs):
     open_ones = jobs.sql("""
         select p.oid::regprocedure::text as name from pg_proc p
          where p.pronamespace = 'almanac'::regnamespace and p.prosecdef
-           and not coalesce(p.proconfig @> array['search_path=""'], false)""")
+           and not coalesce(p.proconfig @> array['search_path=pg_catalog, pg_temp'], false)""")
     assert open_ones == []

@@ -54,7 +54,7 @@ def test_every_function_pins_its_search_path_or_has_a_parsed_body(catalog):
         catalog,
         """select oid::regprocedure from pg_proc
             where pronamespace = 'almanac'::regnamespace and prosqlbody is null and prokind <> 'p'
-              and not coalesce(proconfig, '{}') @> array['search_path=""']""",
+              and not coalesce(proconfig, '{}') @> array['search_path=pg_catalog, pg_temp']""",
     )
 
 
