@@ -753,14 +753,20 @@ def is_proxied(conn: Connection | AsyncConnection, server_pid: int) -> bool:
     return conn.info.backend_pid != server_pid
 
 
+_READ_COMMITTED = "set default_transaction_isolation to 'read committed'"
+
+
 def connect_worker(dsn: str) -> Connection:
     """A connection for a worker; without prepared statements where a pooler shares sessions (see `is_proxied`), and in
-    UTF-8 whatever the DSN says: queues, types and errors can have any name and text."""
+    UTF-8 whatever the DSN says: queues, types and errors can have any name and text. Where the session is its own, in
+    the isolation level that the calls of a worker are made for, whatever the role or the database has for others."""
     conn = connect(make_conninfo(patient(dsn), client_encoding="UTF8"), application_name="pyclient worker")
     try:
         row = conn.execute("select pg_backend_pid()").fetchone()
         if row is None or is_proxied(conn, row[0]):
             conn.prepare_threshold = None
+        else:
+            conn.execute(_READ_COMMITTED)
     except BaseException:
         conn.close()
         raise
@@ -774,6 +780,8 @@ async def connect_worker_async(dsn: str) -> AsyncConnection:
         row = await (await conn.execute("select pg_backend_pid()")).fetchone()
         if row is None or is_proxied(conn, row[0]):
             conn.prepare_threshold = None
+        else:
+            await conn.execute(_READ_COMMITTED)
     except BaseException:
         await conn.close()
         raise

@@ -52,7 +52,9 @@ class Feed:
         self.marked_until = 0.0
         self.awake_since: float | None = None
         self.trouble: str | None = None
+        #: For --burst: found empty, and whether a job that this worker held may have kept another from being found.
         self.is_empty = False
+        self.is_in_doubt = False
 
     def ring(self) -> None:
         self.idle_until = 0.0
@@ -173,10 +175,11 @@ class Fetcher:
             now = time.monotonic()
             if self.options.burst:
                 if not (ready := self._not_empty()):
-                    if not self.held:
+                    if self.held:
+                        await self._wait(PAUSES[-1])
+                        continue
+                    if not (ready := [feed for feed in self.feeds if feed.is_in_doubt]):
                         return
-                    await self._wait(PAUSES[-1])
-                    continue
             else:
                 ready = [feed for feed in self.feeds if feed.idle_until <= now]
             if not ready:
@@ -230,6 +233,7 @@ class Fetcher:
     async def _look(self, feed: Feed, size: int, sent: Sent | None = None) -> int:
         try:
             began = time.monotonic()
+            feed.is_in_doubt = bool(self.held)
             claimed = await self._claim(feed, size, sent)
             self._settle(feed, claimed, size, began)
             if claimed == 0 and feed.looks > len(PAUSES) and not self.stopping and not self.options.burst:

@@ -242,6 +242,30 @@ def test_an_external_id_of_any_kind_is_stored_as_text(app, live_dsn, jobs, exter
     assert (jobs.one(job).state, jobs.one(job).external_id) == ("completed", stored)
 
 
+def test_a_role_whose_default_is_serializable_can_work_on_a_queue_with_limits(live_dsn, jobs):
+    app = Almanac(make_conninfo(live_dsn, options="-c default_transaction_isolation=serializable"))
+
+    @app.job("t")
+    async def handle() -> None: ...
+
+    jobs.rows("select almanac.put_queue('default', max_running => 1)")
+    job = app.enqueue("t")
+    run_due(app, app.dsn)
+    assert jobs.state(job) == "completed"
+    app.close()
+
+
+@pytest.mark.parametrize("limits, key", [("max_running => 1", None), ("max_running_per_key => 1", "k")])
+def test_a_burst_leaves_nothing_due_behind_where_jobs_wait_for_each_other(app, live_dsn, jobs, limits, key):
+    @app.job("t")
+    async def handle() -> None: ...
+
+    jobs.rows(f"select almanac.put_queue('default', {limits})")
+    made = [app.enqueue("t", concurrency_key=key) for _ in range(5)]
+    run_due(app, live_dsn)
+    assert [jobs.state(job) for job in made] == ["completed"] * 5
+
+
 def test_a_queue_of_any_name_is_worked_on_whatever_encoding_the_dsn_asks_for(live_dsn, jobs):
     app = Almanac(make_conninfo(live_dsn, client_encoding="latin1"))
     jobs.rows("select almanac.put_queue('€')")
