@@ -59,7 +59,8 @@ comment on function almanac.wake(text, text) is 'Take back doze.';
 -- Reads: job. Calls: clock, _open_queue.
 create or replace function almanac.count_due(queue text)
     returns bigint
-    language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off
+    language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
 as $$
 declare
     v_now   timestamptz := almanac.clock();

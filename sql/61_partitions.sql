@@ -1,8 +1,11 @@
 -- 61 _add_partition: one day (UTC) of a partitioned table. Made beside the table and attached, which locks less than
--- creating it in place; rows that fell into the default partition for want of this one are moved into it.
+-- creating it in place; rows that fell into the default partition for want of this one are moved into it. Nobody may
+-- write meanwhile if the day has begun: attaching fails over a row that came between, and under load one always does.
+-- The bounds are written as text and read again, which must not depend on how the session writes dates.
+-- Calls: clock.
 create or replace function almanac._add_partition(parent text, day date)
     returns boolean
-    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set datestyle = 'ISO, YMD'
 as $$
 declare
     v_name text := parent || to_char(day, '"_"YYYYMMDD');
@@ -12,6 +15,9 @@ declare
 begin
     if to_regclass(format('almanac.%I', v_name)) is not null then
         return false;
+    end if;
+    if v_from <= almanac.clock() then
+        execute format('lock table almanac.%I in share row exclusive mode', parent);
     end if;
     select attribute.attname into v_key
       from pg_partitioned_table partitioned

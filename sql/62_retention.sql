@@ -1,6 +1,7 @@
 -- 62 _prune: rows that partitions cannot take with them: those of queues that keep less than the longest-keeping one,
 -- windows of dedup keys that have passed, workers and sleepers that are gone. At most batch_size of each per call.
--- Reads: queue. Writes: job_history, attempt, tick, tick_default, dedup, sleeper, worker, audit, alert. Calls: clock.
+-- Reads: queue. Writes: job_history, job_history_default, attempt, attempt_default, tick, tick_default, dedup, sleeper,
+-- worker, audit, alert. Calls: clock.
 create or replace function almanac._prune(batch_size integer default 1000)
     returns jsonb
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -43,6 +44,15 @@ begin
         v_tick := v_tick + v_count;
         exit when v_history >= _prune.batch_size or v_attempt >= _prune.batch_size or v_tick >= _prune.batch_size;
     end loop;
+    -- Days on which nobody made partitions have none, and what was finished then is dropped with none.
+    delete from almanac.job_history_default
+     where job_history_default.ctid = any (array(
+        select h.ctid from almanac.job_history_default h
+         where h.finished_at < v_now - v_longest limit _prune.batch_size for update skip locked));
+    delete from almanac.attempt_default
+     where attempt_default.ctid = any (array(
+        select a.ctid from almanac.attempt_default a
+         where a.finished_at < v_now - v_longest limit _prune.batch_size for update skip locked));
     -- After a long outage ticks are decided about moments long past. Those have no partition of their own, and are kept
     -- from the decision on.
     delete from almanac.tick_default

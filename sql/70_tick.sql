@@ -17,14 +17,15 @@ end;
 $$;
 comment on function almanac._beat(text, text) is 'Refresh the heartbeat of a kind of ticker.';
 
--- 70 _zone_digest: the offsets of a zone, hour by hour from the start of a day on, as one short text.
+-- 70 _zone_digest: the offsets of a zone, hour by hour from the start of a day on, as one short text. In seconds: how
+-- an interval is written is a setting of the session, and others will compare.
 -- Calls: _zone.
 create or replace function almanac._zone_digest(timezone text, day date)
     returns text
     language sql stable set search_path = pg_catalog, pg_temp
 as $$
-    select md5(string_agg(((h at time zone almanac._zone(_zone_digest.timezone)) - (h at time zone 'UTC'))::text, ','
-                          order by h))
+    select md5(string_agg(extract(epoch from (h at time zone almanac._zone(_zone_digest.timezone))
+                                             - (h at time zone 'UTC'))::integer::text, ',' order by h))
       from generate_series(_zone_digest.day::timestamp at time zone 'UTC',
                            (_zone_digest.day + 400)::timestamp at time zone 'UTC', interval '1 hour') as h;
 $$;

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.jobs import held
+from tests.jobs import Blocked, held
 
 TABLES = ("attempt", "job_history", "tick")
 
@@ -69,6 +69,35 @@ def test_rows_of_a_day_without_partition_are_kept_and_moved_into_it(jobs, today)
         where = f"select tableoid::regclass::text from almanac.{table} where {column} = %s"
         assert jobs.one(where, job.job_id) == f"almanac.{table}_20310530"
     assert jobs.find(finished.job_id).result == {"kept": True}
+
+
+def test_a_row_that_comes_while_its_partition_is_made_is_moved_too(jobs, session, today):
+    """After a long outage jobs are finished before anybody has ticked, and while somebody does."""
+    jobs.put()
+    today.advance(days=20)
+    before, meanwhile = jobs.running(), jobs.running()
+    jobs.complete(**held(before))
+    a, b = session(), session()
+    a.sql("begin")
+    a.complete(**held(meanwhile))
+    add = "select almanac._add_partition('job_history', '20310530')"
+    with Blocked(jobs.conn, b.conn, lambda: b.one(add)) as adding:
+        a.sql("commit")
+    assert adding.value()
+    where = {row.place for row in jobs.sql("select tableoid::regclass::text as place from almanac.job_history")}
+    assert where == {"almanac.job_history_20310530"}
+
+
+def test_a_partition_is_of_its_day_however_the_session_writes_dates(jobs, today):
+    jobs.sql("set datestyle = 'SQL, DMY'")
+    jobs.sql("set timezone = 'Asia/Kolkata'")
+    today.advance(days=20)
+    keep(jobs)
+    jobs.sql("reset timezone")
+    jobs.sql("reset datestyle")
+    bounds = jobs.one("""select pg_get_expr(relpartbound, oid) from pg_class
+                          where oid = 'almanac.tick_20310530'::regclass""")
+    assert bounds == "FOR VALUES FROM ('2031-05-30 00:00:00+00') TO ('2031-05-31 00:00:00+00')"
 
 
 def test_a_day_is_dropped_when_the_longest_keeping_queue_has_no_use_for_it(jobs, today):

@@ -54,6 +54,20 @@ def test_attempts_and_the_ledger_go_with_history(jobs, clock):
     assert jobs.one("select count(*) from almanac.attempt_log where job_id = %s", job.job_id) == 0
 
 
+def test_what_was_finished_on_a_day_that_never_got_a_partition_goes_when_its_time_has_come(jobs, own_database, clock):
+    """Somebody worked, nobody ticked: then the day is over, and no partition of it is made any more."""
+    jobs.put()
+    clock.advance(days=10)
+    finish(jobs, "q", 1)
+    jobs.release(**held(jobs.running()))
+    clock.advance(days=29)
+    jobs.tick()
+    assert jobs.one("select count(*) from almanac.attempt_log where outcome is not null") == 2
+    clock.advance(days=2)
+    jobs.tick()
+    assert jobs.one("select count(*) from almanac.attempt_log where outcome is not null") == 0
+
+
 def test_live_jobs_are_never_pruned(jobs, clock):
     jobs.put("short", retention=timedelta(hours=1))
     jobs.put("long", retention=timedelta(days=10))
