@@ -30,7 +30,7 @@ TIMED_OUT, CANCELLED, LOST, STOPPING = "timed out", "cancelled", "lost", "stoppi
 
 # Frames of this package say nothing about what went wrong in a handler; those of its own handlers do.
 _PACKAGE = Path(__file__).parent.parent
-_OURS = tuple(str(_PACKAGE / name) for name in ("worker", "app.py", "payload.py", "context.py", "database.py"))
+_OURS = tuple(str(_PACKAGE / name) for name in ("worker", "app.py", "payload.py", "context.py", "database"))
 
 Around = Callable[[JobContext], Any]
 

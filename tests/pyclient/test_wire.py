@@ -10,7 +10,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from pyclient import database, errors
-from pyclient.wire import Statement
+from pyclient.database.wire import Statement
 from pyclient.worker.link import Link, State
 from tests.jobs import Jobs
 from tests.workers import wait_until

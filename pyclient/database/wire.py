@@ -14,7 +14,8 @@ import psycopg.errors
 from psycopg import abc, generators, pq
 from psycopg.adapt import Transformer
 
-AsyncConnection = psycopg.AsyncConnection[Any]
+from pyclient.database.calling import AsyncConnection
+
 #: Which loader reads which type, found out once for a connection.
 _transformers: WeakKeyDictionary[AsyncConnection, abc.Transformer] = WeakKeyDictionary()
 

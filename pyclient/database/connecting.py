@@ -1,0 +1,134 @@
+"""Connections: what a DSN is given beside what it says, and what a worker needs of one."""
+
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from pyclient import errors
+from pyclient.database.calling import AsyncConnection, Connection
+
+Pool = ConnectionPool[Connection]
+AsyncPool = AsyncConnectionPool[AsyncConnection]
+
+CONNECT_TIMEOUT = 10  # seconds; without it an address that nobody answers at is waited for by the minute
+
+
+def connect(dsn: str, *, autocommit: bool = True, application_name: str = "pyclient") -> Connection:
+    """A connection, or CannotConnect with one line that says why."""
+    try:
+        return psycopg.connect(_with_defaults(dsn, application_name), autocommit=autocommit)
+    except psycopg.Error as error:
+        raise cannot_connect(error) from error
+
+
+async def connect_async(dsn: str, *, autocommit: bool = True, application_name: str = "pyclient") -> AsyncConnection:
+    """The same for asyncio."""
+    try:
+        return await psycopg.AsyncConnection.connect(_with_defaults(dsn, application_name), autocommit=autocommit)
+    except psycopg.Error as error:
+        raise cannot_connect(error) from error
+
+
+def _with_defaults(dsn: str, application_name: str) -> str:
+    """What the DSN says goes first."""
+    given = conninfo_to_dict(dsn)
+    defaults: dict[str, str | int] = {"connect_timeout": CONNECT_TIMEOUT, "fallback_application_name": application_name}
+    return make_conninfo(dsn, **{name: value for name, value in defaults.items() if name not in given})
+
+
+def patient(dsn: str) -> str:
+    """The DSN with what a process that runs for months needs: a dead network is noticed, and of several hosts the
+    one that can be written to is used. What the DSN says itself stays."""
+    given = conninfo_to_dict(dsn)
+    wanted: dict[str, Any] = {
+        "connect_timeout": CONNECT_TIMEOUT,
+        "keepalives_idle": 15,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 30_000,
+    }
+    if "," in str(given.get("host", "")):
+        wanted["target_session_attrs"] = "read-write"
+    return make_conninfo(**(wanted | given))
+
+
+def is_proxied(conn: Connection | AsyncConnection, server_pid: int) -> bool:
+    """A pooler answers with a process number of its own: sessions are shared then, so neither LISTEN nor prepared
+    statements can be relied on."""
+    return conn.info.backend_pid != server_pid
+
+
+_READ_COMMITTED = "set default_transaction_isolation to 'read committed'"
+
+
+def connect_worker(dsn: str) -> Connection:
+    """A connection for a worker; without prepared statements where a pooler shares sessions (see `is_proxied`), and in
+    UTF-8 whatever the DSN says: queues, types and errors can have any name and text. Where the session is its own, in
+    the isolation level that the calls of a worker are made for, whatever the role or the database has for others."""
+    conn = connect(make_conninfo(patient(dsn), client_encoding="UTF8"), application_name="pyclient worker")
+    try:
+        row = conn.execute("select pg_backend_pid()").fetchone()
+        if row is None or is_proxied(conn, row[0]):
+            conn.prepare_threshold = None
+        else:
+            conn.execute(_READ_COMMITTED)
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+async def connect_worker_async(dsn: str) -> AsyncConnection:
+    """The same for asyncio."""
+    conn = await connect_async(make_conninfo(patient(dsn), client_encoding="UTF8"), application_name="pyclient worker")
+    try:
+        row = await (await conn.execute("select pg_backend_pid()")).fetchone()
+        if row is None or is_proxied(conn, row[0]):
+            conn.prepare_threshold = None
+        else:
+            await conn.execute(_READ_COMMITTED)
+    except BaseException:
+        await conn.close()
+        raise
+    return conn
+
+
+def pool(dsn: str, *, max_size: int = 10) -> Pool:
+    """Connections for an application's own calls, opened as they are needed. Each is tried before it is lent: the one
+    that a restart of the server broke would fail somebody's attempt."""
+    return ConnectionPool(
+        patient(dsn),
+        kwargs=_POOLED,
+        min_size=0,
+        max_size=max_size,
+        open=True,
+        check=ConnectionPool.check_connection,
+        name="pyclient",
+    )
+
+
+def pool_async(dsn: str, *, max_size: int = 10) -> AsyncPool:
+    """The same for asyncio; to be opened."""
+    return AsyncConnectionPool(
+        patient(dsn),
+        kwargs=_POOLED,
+        min_size=0,
+        max_size=max_size,
+        open=False,
+        check=AsyncConnectionPool.check_connection,
+        name="pyclient",
+    )
+
+
+# Never prepared: a pool may sit behind another one that shares sessions.
+_POOLED: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "fallback_application_name": "pyclient"}
+
+
+def cannot_connect(error: psycopg.Error) -> errors.CannotConnect:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return errors.CannotConnect(
+        f"cannot connect to the database: {reason}",
+        hint="Check --dsn, ALMANAC_DSN or DATABASE_URL; without any of them an embedded server is used.",
+    )
