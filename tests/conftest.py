@@ -22,6 +22,7 @@ from psycopg.rows import namedtuple_row
 from pyclient import database
 from pyclient.migrate import migrate
 from tests import pg_cron, servers
+from tests.jobs import Jobs
 
 TEMPLATE, LIVE_TEMPLATE, CRON_DATABASE = "almanac_template", "almanac_live_template", "almanac_cron"
 STACK = pytest.StashKey[contextlib.ExitStack]()
@@ -311,25 +312,8 @@ def clock(dsn: str) -> Iterator[Clock]:
         yield clock
 
 
-class Db:
-    """The functions of the schema on one connection: `db.claim_due(queue="q", worker="w")`.
-
-    Through pyclient.database where it has the call, else by name; `db.sql` for everything else.
-    """
-
-    def __init__(self, conn: psycopg.Connection[Any]) -> None:
-        self.conn = conn
-
-    def sql(self, query: str, *params: Any) -> list[Any]:
-        """Rows with named columns; nothing for a statement without rows."""
-        with self.conn.cursor(row_factory=namedtuple_row) as cursor:
-            cursor.execute(query.encode(), params or None)
-            return cursor.fetchall() if cursor.description else []
-
-    def one(self, query: str, *params: Any) -> Any:
-        """The only row, or its only value."""
-        (row,) = self.sql(query, *params)
-        return row[0] if len(row) == 1 else row
+class Db(Jobs):
+    """The same through pyclient.database, where that has the call: with the client's rows and errors."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         call = getattr(database, name, None)
