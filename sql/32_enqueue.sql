@@ -1,11 +1,12 @@
 -- 32 _take_dedup_keys: takes the given keys for the given jobs and returns who holds each key then, in the order given:
 -- the given job if it got the key, another one if not. A key is free when nobody holds it, when its window has passed,
--- or when the job behind it is gone. The primary key of dedup decides, not a look-up: of two sessions that want one
--- key, the second waits for the first and then sees it taken. Whether a holder is gone is asked in a statement of its
--- own, after its row is locked: the one that waited has a snapshot from before the holder's job was there.
+-- or, without a window, when the job behind it is gone. The primary key of dedup decides, not a look-up: of two
+-- sessions that want one key, the second waits for the first and then sees it taken. Whether a holder is gone is asked
+-- in a statement of its own, after its row is locked: the one that waited has a snapshot from before the holder's job
+-- was there.
 -- Key by key in one order, each settled before the next, so that two batches with keys in common wait for each other
 -- instead of deadlocking; and a key that is held is not locked, so that whoever finishes its job does not wait for us.
--- Reads: dedup, job, job_history. Writes: dedup. Calls: clock.
+-- Reads: dedup, job. Writes: dedup. Calls: clock.
 create or replace function almanac._take_dedup_keys(
     queue text, dedup_keys text[], job_ids bigint[], held_until timestamptz)
     returns bigint[]
@@ -36,16 +37,16 @@ begin
                 perform from almanac.dedup d
                   where d.queue = _take_dedup_keys.queue and d.dedup_key = v_key
                     and (d.held_until <= v_now
-                         or not exists (select from almanac.job where job.queue = d.queue and job.id = d.job_id))
+                         or (d.held_until is null
+                             and not exists (select from almanac.job where job.queue = d.queue and job.id = d.job_id)))
                     for update;
                 if found then
                     update almanac.dedup d set job_id = v_job_id, held_until = _take_dedup_keys.held_until
                      where d.queue = _take_dedup_keys.queue and d.dedup_key = v_key
                        and (d.held_until <= v_now
-                            or (not exists (select from almanac.job where job.queue = d.queue and job.id = d.job_id)
-                                and (d.held_until is null
-                                     or not exists (select from almanac.job_history h
-                                                     where h.queue = d.queue and h.id = d.job_id))));
+                            or (d.held_until is null
+                                and not exists (select from almanac.job
+                                                 where job.queue = d.queue and job.id = d.job_id)));
                 end if;
                 select d.job_id into v_holder from almanac.dedup d
                  where d.queue = _take_dedup_keys.queue and d.dedup_key = v_key;

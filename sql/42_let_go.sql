@@ -128,6 +128,10 @@ begin
     values (v_job.queue, v_job.id, v_job.attempt, v_job.lease_token, v_job.leased_by, v_job.claimed_at, v_now,
             case when v_job.cancel_requested_at is not null then 'cancelled' else _end_attempt.outcome end, v_error);
     select * into v_queue from almanac.queue where queue.queue = v_job.queue;
+    if v_queue.max_running is not null then
+        -- A place is free, whatever follows.
+        perform almanac._ring(v_job.queue, v_now);
+    end if;
 
     if v_job.cancel_requested_at is not null then
         perform almanac._finish(v_job.queue, array[v_job.id], array[v_job.lease_token], 'cancelled', false,
@@ -172,7 +176,9 @@ begin
     if v_job.concurrency_key is not null then
         perform almanac._unpark(v_job.queue, array[v_job.concurrency_key]);
     end if;
-    perform almanac._ring(v_job.queue, case when v_queue.max_running is null then v_due_at else v_now end);
+    if v_queue.max_running is null then
+        perform almanac._ring(v_job.queue, v_due_at);
+    end if;
     return row (v_job.state, v_due_at, v_job.attempt)::almanac.failed_job;
 end;
 $$;

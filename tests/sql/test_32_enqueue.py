@@ -277,7 +277,7 @@ def test_the_window_of_a_cancelled_job_is_free_at_once(jobs):
     assert enqueue(jobs, dedup_for=timedelta(days=1))[1]
 
 
-def test_the_window_of_a_job_that_history_dropped_is_free(jobs, clock):
+def test_a_window_is_held_though_history_has_dropped_the_job(jobs, clock):
     jobs.put(retention="1 hour")
     first, _ = enqueue(jobs, dedup_for=timedelta(days=10))
     jobs.complete(**held(jobs.claim_one()))
@@ -285,6 +285,8 @@ def test_the_window_of_a_job_that_history_dropped_is_free(jobs, clock):
     assert enqueue(jobs, dedup_for=timedelta(days=10)) == (first, False)
     jobs.sql("select almanac._prune()")
     assert jobs.find(first) is None
+    assert enqueue(jobs, dedup_for=timedelta(days=10)) == (first, False)
+    clock.advance(days=10)
     second, created = enqueue(jobs, dedup_for=timedelta(days=10))
     assert created
     assert enqueue(jobs) == (second, False)
@@ -342,3 +344,26 @@ def test_a_sleeper_is_woken_when_a_job_becomes_due_and_nothing_is_sent_when_nobo
     jobs.wake(queue="q", worker="w")
     jobs.add()
     assert notified(listener) == []
+
+
+@pytest.mark.parametrize("ending", ["completed", "retrying", "dead", "lost", "cancelled", "released"])
+def test_a_sleeper_is_woken_when_a_place_becomes_free(jobs, connect, clock, ending):
+    jobs.put(max_running=1)
+    running = jobs.running(max_attempts=1 if ending == "lost" else 2)
+    jobs.add()
+    listener = connect()
+    listener.execute("listen almanac")
+    jobs.doze(queue="q", worker="w", at_most="1 hour")
+    if ending == "completed":
+        jobs.complete(**held(running))
+    elif ending in ("retrying", "dead"):
+        jobs.fail_with_backoff(**held(running), error="x", permanent=ending == "dead", retry_after="1 day")
+    elif ending == "lost":
+        clock.advance(minutes=6)
+        jobs.reclaim_expired()
+    else:
+        if ending == "cancelled":
+            jobs.cancel(queue="q", job_id=running.job_id)
+            assert notified(listener) == []
+        jobs.release(**held(running))
+    assert notified(listener) == ["q"]
