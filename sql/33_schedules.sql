@@ -75,6 +75,9 @@ begin
     perform almanac._check_name('a schedule', schedule.name, 200);
     perform almanac._check_name('a job type', schedule.job_type, 200);
     perform almanac._check_payload(schedule.payload, max_payload_bytes);
+    if schedule.concurrency_key is not null then
+        perform almanac._check_name('a concurrency_key', schedule.concurrency_key, 200);
+    end if;
     v_wrong := case
         when not (isfinite(schedule.at) and isfinite(schedule.starts_at) and isfinite(schedule.ends_at))
             then 'at, starts_at and ends_at must be finite times'
@@ -204,8 +207,10 @@ declare
     v_notice  text;
 begin
     if v_new.overlap in ('queue_one', 'cancel_running') then
-        -- One at a time is kept by the claim, not by hope.
-        v_new.concurrency_key := coalesce(v_new.concurrency_key, 'schedule:' || v_new.name);
+        -- One at a time is kept by the claim, not by hope. A name may be as long as a key.
+        v_new.concurrency_key := coalesce(v_new.concurrency_key,
+            'schedule:' || case when length(v_new.name) <= 191 then v_new.name
+                                else left(v_new.name, 158) || ':' || md5(v_new.name) end);
     end if;
     v_new.changed_at := v_now;
     v_new.changed_by := almanac._caller();

@@ -180,6 +180,8 @@ def test_a_rule_that_the_clocks_will_skip_or_repeat_is_pointed_out(jobs, conn, n
         ({"starts_at": "infinity"}, "22023"),
         ({"cron": None, "at": "infinity"}, "22023"),
         ({"name": "  "}, "22023"),
+        ({"concurrency_key": "k" * 201}, "22023"),
+        ({"concurrency_key": " "}, "22023"),
         ({"job_type": None}, "22004"),
     ],
     ids=str,
@@ -200,6 +202,18 @@ def test_names_are_any_readable_text(jobs, noon):
     assert {row.schedule for row in jobs.sql("select schedule from almanac.job")} == set(names)
     keys = {row.idempotency_key for row in jobs.sql("select idempotency_key from almanac.job")}
     assert keys == {f"schedule:{name}:1773144060" for name in names}
+
+
+@pytest.mark.parametrize("length", [191, 192, 200])
+def test_a_name_of_any_length_can_run_one_at_a_time(jobs, noon, length):
+    names = ["é" * (length - 1) + end for end in "ab"]
+    for name in names:
+        put(jobs, name, cron="* * * * *", overlap="queue_one")
+    noon.advance(minutes=1)
+    assert jobs.tick()[0].fired == 2
+    keys = [row.concurrency_key for row in jobs.sql("select concurrency_key from almanac.job order by schedule")]
+    assert len(set(keys)) == 2
+    assert {len(key) for key in keys} == {200}
 
 
 def test_starts_at_and_ends_at_bound_the_ticks(jobs, noon):
