@@ -233,7 +233,8 @@ comment on function almanac.reschedule(text, timestamptz, text, text, boolean) i
 
 -- 34 backfill_schedule: makes up the ticks between two times, both included, that have no job: those that were skipped
 -- and those before the schedule existed. At most 10,000 in a call; calling again goes on where it stopped.
--- Reads: queue, tick. Calls: clock, _caller, _audit, _find_schedule, _make_up, _tick_after.
+-- Not before what the ledger can know: when the queue began to keep more, what it had kept less of was gone already.
+-- Reads: audit, queue, tick. Calls: clock, _caller, _audit, _find_schedule, _make_up, _tick_after.
 create or replace function almanac.backfill_schedule(
     name text, from_at timestamptz, to_at timestamptz, queue text default null, reason text default null,
     dry_run boolean default false)
@@ -245,7 +246,10 @@ declare
     c_limit    constant integer := 10000;
     v_schedule almanac.schedule := almanac._find_schedule(backfill_schedule.name, backfill_schedule.queue);
     v_now      timestamptz := almanac.clock();
-    v_oldest   timestamptz := v_now - (select q.retention from almanac.queue q where q.queue = v_schedule.queue);
+    v_oldest   timestamptz := greatest(
+        v_now - (select q.retention from almanac.queue q where q.queue = v_schedule.queue),
+        (select max(a.at - (a.before ->> 'retention')::interval) from almanac.audit a
+          where a.action = 'put_queue' and a.queue = v_schedule.queue));
     v_tick     timestamptz;
     v_ticks    timestamptz[] := '{}';
     v_jobs     bigint[] := '{}';
@@ -261,7 +265,7 @@ begin
         raise exception using errcode = 'PA009',
             message = format('cannot backfill before %s', v_oldest),
             detail  = 'Older ticks may have fired: the ledger is kept only as long as the queue''s retention.',
-            hint    = 'Begin later, or lengthen it first with put_queue(..., retention => ...).';
+            hint    = 'Begin later; put_queue(..., retention => ...) keeps the ledger longer from then on.';
     end if;
     v_tick := almanac._tick_after(v_schedule, backfill_schedule.from_at - interval '1 microsecond');
     while v_tick <= least(backfill_schedule.to_at, v_now) and cardinality(v_ticks) < c_limit loop

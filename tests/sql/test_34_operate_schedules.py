@@ -195,6 +195,25 @@ def test_backfill_makes_up_what_has_not_fired_and_nothing_twice(jobs, now):
         jobs.backfill_schedule(name="daily", from_at=span["to_at"], to_at=span["from_at"])
 
 
+def test_backfill_fires_nothing_again_that_the_queue_did_not_keep_long_enough(jobs, now):
+    """The ledger of it is gone, and keeping more from now on does not bring it back."""
+    jobs.put("other", retention="1 day")
+    jobs.put("q", retention="1 hour")
+    put(jobs, queue="q", cron=MINUTELY)
+    now.advance(minutes=1)
+    drain(jobs)
+    jobs.pause_schedule(name="daily")
+    now.advance(minutes=90)
+    drain(jobs)
+    jobs.sql("select almanac._prune()")
+    assert at(jobs, "fired") == []
+    jobs.put("q", retention="1 day")
+    with refused("PA009"):
+        jobs.backfill_schedule(name="daily", from_at=minutes(1, 1)[0], to_at=minutes(2, 1)[0])
+    (done,) = jobs.backfill_schedule(name="daily", from_at=minutes(32, 1)[0], to_at=minutes(41, 1)[0])
+    assert done.ticks == 10
+
+
 def test_backfill_before_a_tick_is_decided_is_that_tick(jobs, now):
     put(jobs, cron=MINUTELY)
     now.advance(minutes=1)
