@@ -255,9 +255,10 @@ begin
             v_id := 0;
         end if;
     end loop;
-    if v_tokens is not null and cardinality(v_jobs) > 0 then
+    if v_tokens is not null and (v_jobs <> '{}' or v_tokens < 1) then
+        -- An empty bucket that is dated ahead, because the clock was set back, would stay empty until then.
         update almanac.queue_bucket set tokens = v_tokens - cardinality(v_jobs), refilled_at = v_now
-         where queue_bucket.queue = v_queue.queue;
+         where queue_bucket.queue = v_queue.queue and (v_jobs <> '{}' or queue_bucket.refilled_at > v_now);
     end if;
     return v_jobs;
 end;

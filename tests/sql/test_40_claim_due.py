@@ -365,6 +365,17 @@ def test_a_clock_that_was_set_back_takes_no_tokens_away(jobs, clock):
     assert len(jobs.claim(batch_size=100)) == 6
 
 
+def test_a_bucket_that_was_emptied_before_the_clock_was_set_back_fills_again(jobs, clock):
+    jobs.put(rate_limit=10, rate_interval="1 minute")
+    jobs.enqueue_many(queue="q", job_type="t", payloads=[{}] * 100)
+    assert len(jobs.claim(batch_size=100)) == 10
+    jobs.sql("update almanac.job set due_at = due_at - interval '1 day'")
+    clock.advance(hours=-1)
+    assert jobs.claim(batch_size=100) == []
+    clock.advance(seconds=30)
+    assert len(jobs.claim(batch_size=100)) == 5
+
+
 def test_a_rate_that_is_changed_or_lifted_holds_at_once(jobs):
     jobs.put(rate_limit=1, rate_interval="1 hour")
     jobs.enqueue_many(queue="q", job_type="t", payloads=[{}] * 100)
