@@ -18,7 +18,7 @@ def almanac_server(server: servers.Server) -> str:
     return server.dsn
 
 
-@pytest.mark.parametrize("page", ["client", "exactly-once", "testing"])
+@pytest.mark.parametrize("page", ["client", "exactly-once", "switching", "testing"])
 def test_the_page_runs(page: str, almanac: TestAlmanac, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ALMANAC_DSN", almanac.dsn)
     names: dict[str, Any] = {"__name__": f"page_{page}"}
