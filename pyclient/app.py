@@ -112,8 +112,12 @@ class Almanac:
         Without a job type its name is used. `timeout=None` lets it run for as long as it likes.
         """
 
+        _with_parentheses("job", job_type)
+
         def declare(handler: Handler) -> Handler:
             name = job_type or handler.__name__
+            if self._handlers.get(handler) == name:
+                raise ValueError(f"{name} is a job already; @app.schedule(...) stands above @app.job(...), not below")
             call, is_async, annotation = _shape(handler)
             self._add(
                 Job(
@@ -155,6 +159,8 @@ class Almanac:
 
         Stands above `@app.job(...)`, or alone. Options are those of put_schedule: overlap, catch_up, ….
         """
+
+        _with_parentheses("schedule", cron)
 
         def declare(handler: Handler) -> Handler:
             if handler not in self._handlers:
@@ -198,7 +204,7 @@ class Almanac:
     def declare(self, conn: database.Connection | None = None) -> None:
         """Write queues, job types and schedules into the database, as a worker does when it starts."""
         if conn is None:
-            with self._pools.sync().connection() as conn:
+            with database.lend(self._pools.sync()) as conn:
                 return self.declare(conn)
         for queue in self.queues():
             database.put_queue_if_missing(conn, queue=queue)
@@ -241,33 +247,33 @@ class Almanac:
         due_at: datetime | timedelta = OMIT,
         priority: int = OMIT,
         dedup_key: str | None = OMIT,
-        dedup_for: timedelta | None = OMIT,
+        dedup_for: float | timedelta | None = OMIT,
         concurrency_key: str | None = OMIT,
         idempotency_key: str | None = OMIT,
         max_attempts: int | None = OMIT,
-        base_delay: timedelta | None = OMIT,
-        max_delay: timedelta | None = OMIT,
+        base_delay: float | timedelta | None = OMIT,
+        max_delay: float | timedelta | None = OMIT,
         headers: Mapping[str, Any] | None = None,
         conn: database.Connection | None = None,
     ) -> EnqueuedJob:
         """Make a job. With `conn` it is part of that connection's transaction: no commit, no job.
 
-        `due_at` is a time with a zone, or a timedelta from now.
+        `due_at` is a time with a zone, or a timedelta from now. Lengths of time are timedeltas or seconds.
         """
         arguments = self._arguments(job, queue, headers, due_at) | {
             "payload": _dump(payload),
             "priority": priority,
             "dedup_key": dedup_key,
-            "dedup_for": dedup_for,
+            "dedup_for": _interval(dedup_for),
             "concurrency_key": concurrency_key,
             "idempotency_key": idempotency_key,
             "max_attempts": max_attempts,
-            "base_delay": base_delay,
-            "max_delay": max_delay,
+            "base_delay": _interval(base_delay),
+            "max_delay": _interval(max_delay),
         }
         if conn is not None:
             return database.enqueue(conn, **arguments)
-        with self._pools.sync().connection() as own:
+        with database.lend(self._pools.sync()) as own:
             return database.enqueue(own, **arguments)
 
     async def enqueue_async(
@@ -279,12 +285,12 @@ class Almanac:
         due_at: datetime | timedelta = OMIT,
         priority: int = OMIT,
         dedup_key: str | None = OMIT,
-        dedup_for: timedelta | None = OMIT,
+        dedup_for: float | timedelta | None = OMIT,
         concurrency_key: str | None = OMIT,
         idempotency_key: str | None = OMIT,
         max_attempts: int | None = OMIT,
-        base_delay: timedelta | None = OMIT,
-        max_delay: timedelta | None = OMIT,
+        base_delay: float | timedelta | None = OMIT,
+        max_delay: float | timedelta | None = OMIT,
         headers: Mapping[str, Any] | None = None,
         conn: database.AsyncConnection | None = None,
     ) -> EnqueuedJob:
@@ -293,16 +299,16 @@ class Almanac:
             "payload": _dump(payload),
             "priority": priority,
             "dedup_key": dedup_key,
-            "dedup_for": dedup_for,
+            "dedup_for": _interval(dedup_for),
             "concurrency_key": concurrency_key,
             "idempotency_key": idempotency_key,
             "max_attempts": max_attempts,
-            "base_delay": base_delay,
-            "max_delay": max_delay,
+            "base_delay": _interval(base_delay),
+            "max_delay": _interval(max_delay),
         }
         if conn is not None:
             return await database.enqueue(conn, **arguments)
-        async with (await self._pools.asynchronous()).connection() as own:
+        async with database.lend_async(await self._pools.asynchronous()) as own:
             return await database.enqueue(own, **arguments)
 
     def enqueue_many(
@@ -314,7 +320,7 @@ class Almanac:
         due_at: datetime | timedelta = OMIT,
         priority: int = OMIT,
         dedup_keys: Sequence[str | None] | None = OMIT,
-        dedup_for: timedelta | None = OMIT,
+        dedup_for: float | timedelta | None = OMIT,
         concurrency_keys: Sequence[str | None] | None = OMIT,
         idempotency_keys: Sequence[str | None] | None = OMIT,
         max_attempts: int | None = OMIT,
@@ -326,14 +332,14 @@ class Almanac:
             "payloads": [_dump(one) for one in payloads],
             "priority": priority,
             "dedup_keys": dedup_keys,
-            "dedup_for": dedup_for,
+            "dedup_for": _interval(dedup_for),
             "concurrency_keys": concurrency_keys,
             "idempotency_keys": idempotency_keys,
             "max_attempts": max_attempts,
         }
         if conn is not None:
             return database.enqueue_many(conn, **arguments)
-        with self._pools.sync().connection() as own:
+        with database.lend(self._pools.sync()) as own:
             return database.enqueue_many(own, **arguments)
 
     async def enqueue_many_async(
@@ -345,7 +351,7 @@ class Almanac:
         due_at: datetime | timedelta = OMIT,
         priority: int = OMIT,
         dedup_keys: Sequence[str | None] | None = OMIT,
-        dedup_for: timedelta | None = OMIT,
+        dedup_for: float | timedelta | None = OMIT,
         concurrency_keys: Sequence[str | None] | None = OMIT,
         idempotency_keys: Sequence[str | None] | None = OMIT,
         max_attempts: int | None = OMIT,
@@ -357,21 +363,21 @@ class Almanac:
             "payloads": [_dump(one) for one in payloads],
             "priority": priority,
             "dedup_keys": dedup_keys,
-            "dedup_for": dedup_for,
+            "dedup_for": _interval(dedup_for),
             "concurrency_keys": concurrency_keys,
             "idempotency_keys": idempotency_keys,
             "max_attempts": max_attempts,
         }
         if conn is not None:
             return await database.enqueue_many(conn, **arguments)
-        async with (await self._pools.asynchronous()).connection() as own:
+        async with database.lend_async(await self._pools.asynchronous()) as own:
             return await database.enqueue_many(own, **arguments)
 
     def cancel(self, job: EnqueuedJob, *, reason: str | None = None, conn: database.Connection | None = None) -> str:
         """Cancel a waiting job at once, or ask for it while it runs; returns cancelled or running."""
         if conn is not None:
             return database.cancel(conn, queue=job.queue, job_id=job.job_id, reason=reason)
-        with self._pools.sync().connection() as own:
+        with database.lend(self._pools.sync()) as own:
             return database.cancel(own, queue=job.queue, job_id=job.job_id, reason=reason)
 
     def _arguments(
@@ -382,6 +388,8 @@ class Almanac:
         except KeyError:
             raise ValueError(f"{job!r} is not a job of this app; declare it with @app.job(...)") from None
         declared = self.jobs.get(job_type)
+        if not (due_at is OMIT or due_at is None or isinstance(due_at, datetime | timedelta)):
+            raise TypeError(f"due_at is a datetime or a timedelta from now, not {due_at!r}")
         if isinstance(due_at, datetime) and due_at.tzinfo is None:
             raise ValueError("due_at needs a time zone: datetime.now(timezone.utc) + ...")
         carried = tracing.inject(headers)
@@ -453,7 +461,13 @@ def _interval(value: float | timedelta) -> timedelta: ...
 @overload
 def _interval(value: float | timedelta | None) -> timedelta | None: ...
 def _interval(value: float | timedelta | None) -> timedelta | None:
-    return value if value is None or isinstance(value, timedelta) else timedelta(seconds=value)
+    return timedelta(seconds=value) if isinstance(value, int | float) else value
+
+
+def _with_parentheses(decorator: str, argument: Any) -> None:
+    """`@app.job` alone would replace the handler and declare nothing, without a word."""
+    if callable(argument):
+        raise TypeError(f"write @app.{decorator}(...), with parentheses")
 
 
 # ── what a handler looks like ───────────────────────────────────────────────────────────────────────────────────────

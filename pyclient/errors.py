@@ -16,6 +16,10 @@ class AlmanacError(Exception):
         self.message = message
         self.detail = detail
         self.hint = hint
+        # A traceback shows the message alone; what to do next is the half that helps.
+        for note in (detail, hint):
+            if note:
+                self.add_note(note)
 
 
 class QueueUnknown(AlmanacError):

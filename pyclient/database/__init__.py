@@ -58,6 +58,8 @@ from pyclient.database.connecting import (
     connect_async,
     connect_worker,
     connect_worker_async,
+    lend,
+    lend_async,
     pool,
     pool_async,
 )
@@ -111,7 +113,8 @@ __all__ = [
     "connect_worker_async", "count_due", "create_database_if_missing", "describe_cron", "doze", "doze_for",
     "drop_all_except", "drop_database", "dsn_of", "enqueue", "enqueue_many", "extend_lease", "extend_rows",
     "fail_rows", "fail_with_backoff", "for_claims", "install_errors", "install_test_clock", "installed_revision",
-    "instant", "json_value", "listen", "lock_installation", "next_runs", "next_tick_before", "pool", "pool_async",
+    "instant", "json_value", "lend", "lend_async", "listen", "lock_installation", "next_runs", "next_tick_before",
+    "pool", "pool_async",
     "preview_cron", "put_job_type", "put_queue_if_missing", "put_schedule", "reclaim_expired", "redrive", "release",
     "release_rows", "replace_all", "report_worker", "retire_worker", "revision", "run_script", "rung", "send_claim",
     "set_test_clock", "snooze", "start_ticking", "tick_if_stale", "tick_until_done", "translated", "wake",

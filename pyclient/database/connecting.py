@@ -1,10 +1,12 @@
 """Connections: what a DSN is given beside what it says, and what a worker needs of one."""
 
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from pyclient import errors
 from pyclient.database.calling import AsyncConnection, Connection
@@ -13,6 +15,8 @@ Pool = ConnectionPool[Connection]
 AsyncPool = AsyncConnectionPool[AsyncConnection]
 
 CONNECT_TIMEOUT = 10  # seconds; without it an address that nobody answers at is waited for by the minute
+# How long a call waits for a connection, while the database is away or all of them are in use.
+POOL_TIMEOUT = 30.0
 
 
 def connect(dsn: str, *, autocommit: bool = True, application_name: str = "pyclient") -> Connection:
@@ -103,6 +107,7 @@ def pool(dsn: str, *, max_size: int = 10) -> Pool:
         kwargs=_POOLED,
         min_size=0,
         max_size=max_size,
+        timeout=POOL_TIMEOUT,
         open=True,
         check=ConnectionPool.check_connection,
         name="pyclient",
@@ -116,10 +121,42 @@ def pool_async(dsn: str, *, max_size: int = 10) -> AsyncPool:
         kwargs=_POOLED,
         min_size=0,
         max_size=max_size,
+        timeout=POOL_TIMEOUT,
         open=False,
         check=AsyncConnectionPool.check_connection,
         name="pyclient",
     )
+
+
+@contextlib.contextmanager
+def lend(pool: Pool) -> Iterator[Connection]:
+    """A connection of the pool. A pool knows only that it took too long; asking once more tells why."""
+    try:
+        with _installed(), pool.connection() as conn:
+            yield conn
+    except PoolTimeout:
+        connect(str(pool.conninfo)).close()
+        raise
+
+
+@contextlib.asynccontextmanager
+async def lend_async(pool: AsyncPool) -> AsyncIterator[AsyncConnection]:
+    """The same for asyncio."""
+    try:
+        with _installed():
+            async with pool.connection() as conn:
+                yield conn
+    except PoolTimeout:
+        await (await connect_async(str(pool.conninfo))).close()
+        raise
+
+
+@contextlib.contextmanager
+def _installed() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.errors.InvalidSchemaName as error:
+        raise errors.SchemaMismatch("the database does not have pg_almanac", hint="Run: pyclient migrate") from error
 
 
 # Never prepared: a pool may sit behind another one that shares sessions.

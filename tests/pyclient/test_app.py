@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import traceback
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
@@ -10,6 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from pyclient import Almanac, JobContext, errors
+from pyclient.database import connecting
+from tests.servers import free_port
 from tests.workers import Jobs, run_due
 
 
@@ -186,6 +189,12 @@ def test_what_cannot_be_a_handler_is_refused_where_it_is_declared(app):
         app.job("x")(lambda a, b, c: None)
     with pytest.raises(TypeError, match="needs a method handle"):
         app.job("x")(type("Nothing", (), {}))
+    with pytest.raises(ValueError, match="stands above"):
+
+        @app.job("below")
+        @app.schedule("* * * * *")
+        def below() -> None: ...
+
     with pytest.raises(ValueError, match="not a job of this app"):
         app.enqueue(print)
 
@@ -205,3 +214,46 @@ def test_an_app_without_a_database_says_what_to_set(monkeypatch):
     with pytest.raises(errors.CannotConnect, match="no database") as refused:
         Almanac().enqueue("x")
     assert "ALMANAC_DSN" in (refused.value.hint or "")
+
+
+def test_an_error_shows_what_to_do_next_where_nobody_catches_it(app):
+    with pytest.raises(errors.QueueUnknown) as refused:
+        app.enqueue("x", queue="nope")
+    assert "select almanac.put_queue('nope');" in "".join(traceback.format_exception(refused.value, chain=False))
+
+
+def test_a_database_without_the_schema_names_the_command(empty_dsn):
+    app = Almanac(empty_dsn)
+    app.register("x", lambda: None)
+    for call in (app.declare, lambda: app.enqueue("x"), lambda: asyncio.run(app.enqueue_async("x"))):
+        with pytest.raises(errors.SchemaMismatch) as refused:
+            call()
+        assert refused.value.hint == "Run: pyclient migrate"
+    app.close()
+
+
+def test_a_server_that_is_not_there_is_named_with_the_reason(monkeypatch):
+    monkeypatch.setattr(connecting, "POOL_TIMEOUT", 0.5)
+    app = Almanac(f"postgresql://127.0.0.1:{free_port()}/almanac")
+    for call in (lambda: app.enqueue("x"), lambda: asyncio.run(app.enqueue_async("x"))):
+        with pytest.raises(errors.CannotConnect, match="refused"):
+            call()
+    app.close()
+
+
+def test_a_decorator_without_its_parentheses_is_refused(app):
+    for decorator in (app.job, app.schedule):
+        with pytest.raises(TypeError, match="with parentheses"):
+
+            @decorator
+            def handler() -> None: ...
+
+
+def test_lengths_of_time_are_seconds_as_in_the_declaration_and_a_due_time_is_not(app, jobs):
+    first = app.enqueue("x", dedup_key="k", dedup_for=60, base_delay=1.5, max_delay=3)
+    assert app.enqueue("x", dedup_key="k", dedup_for=60).job_id == first.job_id
+    (row,) = jobs.rows("select base_delay, max_delay from almanac.job")
+    assert tuple(row) == (timedelta(seconds=1.5), timedelta(seconds=3))
+    for wrong in (60, "tomorrow"):
+        with pytest.raises(TypeError, match="due_at is a datetime or a timedelta"):
+            app.enqueue("x", due_at=wrong)
