@@ -4,10 +4,13 @@ import importlib
 import logging
 import os
 import sys
+import traceback
 from datetime import timedelta
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
+import psycopg
 
 from pyclient import errors, settings
 from pyclient.app import Almanac
@@ -147,19 +150,34 @@ def load(names: tuple[str, ...]) -> Almanac:
 def _find(name: str) -> Almanac:
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute or "app")
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
-        raise errors.AppNotFound(
-            f"--app {name}: there is no module {module}", hint="Run it where the module is."
-        ) from error
-    except AttributeError as error:
-        raise errors.AppNotFound(
-            f"--app {name}: {module} has no {attribute or 'app'}", hint="Say --app module:name."
-        ) from error
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise _broken(name, error) from error
+        hint = "Say --app module:name, without .py." if module.endswith(".py") else "Run it where the module is."
+        raise errors.AppNotFound(f"--app {name}: there is no module {module}", hint=hint) from error
+    except (OSError, psycopg.Error):  # of the world outside: the next process may have more luck
+        raise
+    except Exception as error:
+        raise _broken(name, error) from error
+    found = getattr(imported, attribute or "app", None)
+    if found is None:
+        raise errors.AppNotFound(f"--app {name}: {module} has no {attribute or 'app'}", hint="Say --app module:name.")
     if not isinstance(found, Almanac):
         raise errors.AppNotFound(
             f"--app {name}: that is a {type(found).__name__}, not an Almanac", hint="Say --app module:name."
         )
     return found
+
+
+def _broken(name: str, error: Exception) -> errors.AppNotFound:
+    """A mistake in the application's code stays one: said once, not by one process after the other."""
+    trace = error.__traceback__
+    while trace is not None and (trace.tb_frame.f_code.co_filename.startswith("<frozen importlib") or _ours(trace)):
+        trace = trace.tb_next
+    click.echo("".join(traceback.format_exception(error.with_traceback(trace))), nl=False, err=True)
+    return errors.AppNotFound(f"--app {name}: its module cannot be imported", hint="See the traceback above.")
+
+
+def _ours(trace: TracebackType) -> bool:
+    return trace.tb_frame.f_globals.get("__name__") in (__name__, "importlib")

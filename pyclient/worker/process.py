@@ -108,9 +108,10 @@ class Worker:
         fetcher = asyncio.create_task(self.fetcher.run())
         stop = asyncio.create_task(self._wake_up.wait())
         logger.info(
-            "worker started worker=%s queues=%s concurrency=%d version=%s",
+            "worker started worker=%s queues=%s job_types=%s concurrency=%d version=%s",
             self.name,
             ",".join(self.options.queues),
+            ",".join(sorted(self.app.jobs)),
             self.options.concurrency,
             __version__,
         )
@@ -178,6 +179,9 @@ class Worker:
                 self.app.declare(conn)
                 for queue in self.options.queues:
                     database.wake(conn, queue=queue, worker=self.name)
+                if self.options.burst:
+                    # It may have ended before the keeper's first round, and a schedule that is due is work.
+                    self._tick(conn)
 
         async def attempt(_: database.AsyncConnection) -> None:
             await asyncio.to_thread(declare)

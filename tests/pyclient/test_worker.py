@@ -673,6 +673,32 @@ def test_an_app_that_is_not_there_is_one_line_and_exit_code_2(tmp_path, live_dsn
         assert "Traceback" not in running.text()
 
 
+@pytest.mark.parametrize(
+    "code, said",
+    [("import not_there", "No module named 'not_there'"), ("x = = 1", "SyntaxError: "), ("1 / 0", "ZeroDivisionError")],
+    ids=["import", "syntax", "error"],
+)
+def test_an_app_that_cannot_be_imported_is_said_once_and_not_tried_again(tmp_path, live_dsn, code, said):
+    with process(tmp_path, live_dsn, code) as running:
+        assert running.process.wait(20) == 2
+        assert running.text().count(said) == 1
+        assert "pyclient: --app handlers_under_test:app: its module cannot be imported" in running.text()
+        assert "importlib" not in running.text()
+
+
+def test_a_burst_decides_what_is_due_of_schedules_where_nobody_ticks(app, live_dsn, jobs):
+    ran = []
+
+    @app.job("beat")
+    async def beat(ctx: JobContext) -> None:
+        ran.append(ctx.schedule)
+
+    app.declare()
+    jobs.rows("select almanac.put_schedule('default', 's', at => now() - interval '1 s', job_type => 'beat')")
+    run_due(app, live_dsn)
+    assert ran == ["s"]
+
+
 def test_once_works_on_one_job_alone(app, live_dsn, jobs):
     @app.job("x")
     async def x() -> None: ...
