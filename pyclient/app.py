@@ -210,7 +210,8 @@ class Almanac:
             database.put_queue_if_missing(conn, queue=queue)
         for job in self.jobs.values():
             schema = payload.schema(job.annotation)
-            if any(x is not None for x in (job.lease, job.max_attempts, job.base_delay, job.max_delay, schema)):
+            differs = (job.lease, job.max_attempts, job.base_delay, job.max_delay, job.jitter, schema)
+            if any(x is not None for x in differs):
                 database.put_job_type(
                     conn,
                     queue=job.queue,

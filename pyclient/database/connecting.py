@@ -15,8 +15,13 @@ Pool = ConnectionPool[Connection]
 AsyncPool = AsyncConnectionPool[AsyncConnection]
 
 CONNECT_TIMEOUT = 10  # seconds; without it an address that nobody answers at is waited for by the minute
+<<<<<<< Updated upstream
 # How long a call waits for a connection, while the database is away or all of them are in use.
 POOL_TIMEOUT = 30.0
+=======
+# Unless the DSN says otherwise: from a database that has none of its own the driver would take all text for bytes.
+ENCODING = "UTF8"
+>>>>>>> Stashed changes
 
 
 def connect(dsn: str, *, autocommit: bool = True, application_name: str = "pyclient") -> Connection:
@@ -38,7 +43,11 @@ async def connect_async(dsn: str, *, autocommit: bool = True, application_name: 
 def _with_defaults(dsn: str, application_name: str) -> str:
     """What the DSN says goes first."""
     given = conninfo_to_dict(dsn)
-    defaults: dict[str, str | int] = {"connect_timeout": CONNECT_TIMEOUT, "fallback_application_name": application_name}
+    defaults: dict[str, str | int] = {
+        "connect_timeout": CONNECT_TIMEOUT,
+        "fallback_application_name": application_name,
+        "client_encoding": ENCODING,
+    }
     return make_conninfo(dsn, **{name: value for name, value in defaults.items() if name not in given})
 
 
@@ -52,6 +61,7 @@ def patient(dsn: str) -> str:
         "keepalives_interval": 5,
         "keepalives_count": 3,
         "tcp_user_timeout": 30_000,
+        "client_encoding": ENCODING,
     }
     if "," in str(given.get("host", "")):
         wanted["target_session_attrs"] = "read-write"
@@ -71,7 +81,7 @@ def connect_worker(dsn: str) -> Connection:
     """A connection for a worker; without prepared statements where a pooler shares sessions (see `is_proxied`), and in
     UTF-8 whatever the DSN says: queues, types and errors can have any name and text. Where the session is its own, in
     the isolation level that the calls of a worker are made for, whatever the role or the database has for others."""
-    conn = connect(make_conninfo(patient(dsn), client_encoding="UTF8"), application_name="pyclient worker")
+    conn = connect(make_conninfo(patient(dsn), client_encoding=ENCODING), application_name="pyclient worker")
     try:
         row = conn.execute("select pg_backend_pid()").fetchone()
         if row is None or is_proxied(conn, row[0]):
@@ -86,7 +96,9 @@ def connect_worker(dsn: str) -> Connection:
 
 async def connect_worker_async(dsn: str) -> AsyncConnection:
     """The same for asyncio."""
-    conn = await connect_async(make_conninfo(patient(dsn), client_encoding="UTF8"), application_name="pyclient worker")
+    conn = await connect_async(
+        make_conninfo(patient(dsn), client_encoding=ENCODING), application_name="pyclient worker"
+    )
     try:
         row = await (await conn.execute("select pg_backend_pid()")).fetchone()
         if row is None or is_proxied(conn, row[0]):

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -56,6 +56,17 @@ class CancelledByHandler:
 
 
 Ending = Failed | Released | Snoozed | CancelledByHandler
+# What a database says that has no UTF-8: the letter is not in its encoding, or it cannot tell.
+_NO_SUCH_LETTER = (psycopg.DataError, psycopg.NotSupportedError)
+
+
+def in_ascii(ending: Any) -> Any:
+    """The same in letters that every database has; None if it was."""
+    name = "error" if isinstance(ending, Failed) else "reason"
+    text = getattr(ending, name)
+    if text is None or text.isascii():
+        return None
+    return replace(ending, **{name: text.encode("ascii", "backslashreplace").decode()})
 
 
 class Outbox:
@@ -206,6 +217,8 @@ class Outbox:
                         await self._batch(queue, [one], report)
                 elif isinstance(error, errors.LeaseLost):
                     self._lost(part[0].job, type(part[0]).__name__.lower())
+                elif isinstance(error, _NO_SUCH_LETTER) and (readable := in_ascii(part[0])) is not None:
+                    await self._batch(queue, [readable], report)
                 else:
                     self._unrecorded(part[0].job, error)
 
@@ -268,6 +281,8 @@ class Outbox:
         except (errors.AlmanacError, psycopg.Error) as error:
             if passes(error):
                 raise
+            if isinstance(error, _NO_SUCH_LETTER) and (readable := in_ascii(one)) is not None:
+                return await self._one(queue, readable)
             # Refused, such as a snooze of a thousand years: the attempt is recorded as failed instead.
             self.endings.append(Failed(job, clean(str(error))))
         else:

@@ -169,6 +169,16 @@ def test_declaring_writes_queues_and_what_differs_for_a_type(app, live_dsn, jobs
     assert jobs.one(app.enqueue(call, Call(phone="1"))).max_attempts == 3
 
 
+@pytest.mark.parametrize("setting", ["lease", "max_attempts", "base_delay", "max_delay", "jitter"])
+def test_each_of_the_settings_of_a_type_is_declared_by_itself(app, live_dsn, jobs, setting):
+    @app.job("t", **{setting: 1})
+    async def handle(payload: dict[str, Any]) -> None: ...
+
+    app.declare()
+    (found,) = jobs.rows("select * from almanac.job_type")
+    assert getattr(found, setting) in (1, timedelta(seconds=1))
+
+
 def test_apps_combine_and_do_not_hide_each_others_jobs(app):
     other, third = Almanac(queue="other"), Almanac()
 

@@ -19,6 +19,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from pyclient import Almanac, Cancelled, JobContext, PermanentError, RetryAfter, Snooze, database, errors
+from pyclient.migrate import migrate
 from pyclient.worker.threads import Threads
 from tests.workers import ROOT, Jobs, in_thread, process, run_due, wait_until
 
@@ -279,6 +280,37 @@ def test_a_queue_of_any_name_is_worked_on_whatever_encoding_the_dsn_asks_for(liv
         found = jobs.wait(job, "completed", "dead", "retrying")
         assert (found.state, found.attempt) == ("completed", 1)
     app.close()
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_what_went_wrong_is_recorded_in_a_database_that_lacks_the_letters(server, maintenance, worker_id, encoding):
+    """Otherwise nothing of it would be, and a job that is not to be repeated would be, when its lease ends."""
+    name = f"almanac_{worker_id}_letters"
+    maintenance.execute(f"drop database if exists {name} with (force)")
+    maintenance.execute(f"create database {name} template template0 encoding '{encoding}' locale 'C'")
+    try:
+        dsn = server.dsn_of(name)
+        migrate(dsn)
+        assert migrate(dsn).before == migrate(dsn).after
+        app, jobs = Almanac(dsn), Jobs(make_conninfo(dsn, client_encoding="UTF8"))
+
+        @app.job("gives_up")
+        async def gives_up() -> None:
+            raise PermanentError("5 € – …")
+
+        @app.job("snoozes")
+        async def snoozes() -> None:
+            raise Snooze(3600, "until 5 €")
+
+        given_up, snoozed = app.enqueue("gives_up"), app.enqueue("snoozes")
+        run_due(app, dsn)
+        found = jobs.one(given_up)
+        assert (found.state, found.last_error.partition("\n")[0]) == ("dead", r"5 \u20ac \u2013 \u2026")
+        assert (jobs.state(snoozed), jobs.one(snoozed).attempt) == ("scheduled", 0)
+        app.close()
+        jobs.close()
+    finally:
+        maintenance.execute(f"drop database {name} with (force)")
 
 
 def test_a_worker_can_have_more_room_than_a_claim_may_ask_for(app, live_dsn, jobs):
