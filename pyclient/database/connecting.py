@@ -15,13 +15,10 @@ Pool = ConnectionPool[Connection]
 AsyncPool = AsyncConnectionPool[AsyncConnection]
 
 CONNECT_TIMEOUT = 10  # seconds; without it an address that nobody answers at is waited for by the minute
-<<<<<<< Updated upstream
 # How long a call waits for a connection, while the database is away or all of them are in use.
 POOL_TIMEOUT = 30.0
-=======
 # Unless the DSN says otherwise: from a database that has none of its own the driver would take all text for bytes.
 ENCODING = "UTF8"
->>>>>>> Stashed changes
 
 
 def connect(dsn: str, *, autocommit: bool = True, application_name: str = "pyclient") -> Connection:
