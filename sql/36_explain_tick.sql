@@ -14,6 +14,7 @@ declare
     v_is_tick  boolean;
     v_next     timestamptz;
     v_previous timestamptz;
+    v_before   text;
     v_why      text;
     v_decision text;
 begin
@@ -66,15 +67,20 @@ begin
             if v_schedule.cron is not null then
                 v_previous := almanac._previous_run(v_schedule.rule, v_schedule.timezone, explain_tick.at,
                                                     v_schedule.dst_gap, v_schedule.dst_overlap, v_schedule.starts_at);
+                -- Whoever asks why it did not run rarely knows the second at which it should have.
+                select format(' (%s%s)', t.decision, ', job ' || t.job_id) into v_before
+                  from almanac.tick t
+                 where t.queue = v_schedule.queue and t.schedule = v_schedule.name and t.tick_at = v_previous;
             end if;
             v_why := case
                 when explain_tick.at < v_schedule.starts_at
                     then format('The schedule starts at %s.', v_schedule.starts_at)
                 when explain_tick.at > v_schedule.ends_at then format('The schedule ended at %s.', v_schedule.ends_at)
                 when v_schedule.cron is null then format('The schedule runs once, at %s.', v_schedule.at)
-                else format('That moment (%s in %s) is no tick of "%s"; before it is %s, after it %s.',
+                else format('That moment (%s in %s) is no tick of "%s"; before it is %s%s, after it %s.',
                             almanac.local_time(v_schedule.timezone, explain_tick.at), v_schedule.timezone,
-                            v_schedule.cron, coalesce(v_previous::text, 'none'), coalesce(v_next::text, 'none')) end;
+                            v_schedule.cron, coalesce(v_previous::text, 'none'), v_before,
+                            coalesce(v_next::text, 'none')) end;
         else
             v_why := case
                 when explain_tick.at > v_now and v_schedule.moved_to > explain_tick.at

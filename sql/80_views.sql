@@ -21,6 +21,22 @@ select queue.queue,
       from almanac.job where job.queue = queue.queue) counts on true;
 comment on view almanac.queue_overview is 'One row per queue: what waits, what runs, what is dead, how late it is.';
 
+-- The states of history are named so that the planner leaves history alone where somebody asks for what runs or waits.
+create or replace view almanac.job_overview as
+select j.queue, j.id as job_id, j.job_type, j.state::text as state, j.due_at, j.attempt, j.max_attempts, j.leased_by,
+       j.claimed_at, j.lease_expires_at, j.cancel_requested_at, j.last_error, j.payload::jsonb as payload,
+       null::jsonb as result, null::text as external_id, j.schedule, j.tick_at, j.priority, j.dedup_key,
+       j.concurrency_key::text as concurrency_key, j.created_at, j.created_by, null::timestamptz as finished_at
+  from almanac.job j
+ union all
+select h.queue, h.id, h.job_type, h.state::text, h.due_at, h.attempt, h.max_attempts, h.leased_by, h.claimed_at,
+       null, null, h.error, h.payload, h.result, h.external_id, h.schedule, h.tick_at, h.priority, h.dedup_key,
+       h.concurrency_key, h.created_at, h.created_by, h.finished_at
+  from almanac.job_history h
+ where h.state::text in ('completed', 'dead', 'cancelled') and h.redriven_at is null;
+comment on view almanac.job_overview is
+    'Every job, live or finished, once: what waits, what runs, what became of it, within retention.';
+
 create or replace view almanac.late_job as
 select job.queue, job.id as job_id, job.job_type, job.state, job.priority, job.due_at,
        almanac.clock() - job.due_at as lateness, job.attempt, job.max_attempts, job.concurrency_key,
@@ -28,7 +44,10 @@ select job.queue, job.id as job_id, job.job_type, job.state, job.priority, job.d
                 then 'queue is paused' || coalesce(': ' || queue.pause_reason, '')
             when job.parked_at is not null then 'concurrency_key ' || job.concurrency_key || ' is busy'
             when queue.max_running is not null or queue.rate_limit is not null then 'queue may be at its limit'
-            else 'no worker has claimed it' end as why
+            when exists (select from almanac.worker w
+                          where job.queue = any (w.queues) and w.last_seen_at > almanac.clock() - interval '1 minute')
+                then 'the workers of the queue are busy, or have no handler for its type'
+            else 'no worker has reported for the queue' end as why
   from almanac.job
   join almanac.queue on queue.queue = job.queue
  where job.state in ('scheduled', 'retrying') and job.due_at < almanac.clock() - interval '1 minute';

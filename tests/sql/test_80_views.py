@@ -45,7 +45,8 @@ def test_a_pause_that_has_ended_is_none(jobs, clock):
 @pytest.mark.parametrize(
     ("why", "settings"),
     [
-        ("no worker has claimed it", {}),
+        ("no worker has reported for the queue", {}),
+        ("the workers of the queue are busy, or have no handler for its type", {}),
         ("queue may be at its limit", {"max_running": 5}),
         ("queue is paused: it's raining", {}),
         ("concurrency_key k is busy", {}),
@@ -53,7 +54,7 @@ def test_a_pause_that_has_ended_is_none(jobs, clock):
 )
 def test_late_job_says_the_likely_reason(jobs, clock, why, settings):
     jobs.put(**settings)
-    if "busy" in why:
+    if why.startswith("concurrency_key"):
         jobs.add(concurrency_key="k")
         jobs.add(concurrency_key="k")
         jobs.claim(batch_size=2)
@@ -64,8 +65,35 @@ def test_late_job_says_the_likely_reason(jobs, clock, why, settings):
     clock.advance(seconds=60)
     assert jobs.sql("select * from almanac.late_job") == [], "a minute is not late"
     clock.advance(seconds=1)
+    if "workers of" in why:
+        jobs.report_worker(worker="w", host="h", pid=7, version="1", queues=["p", "q"], concurrency=4, running=2)
     row = jobs.one("select * from almanac.late_job")
     assert (row.why, row.lateness) == (why, timedelta(seconds=61))
+
+
+def test_job_overview_has_every_job_once_wherever_it_is(jobs, clock):
+    jobs.put()
+    waiting = jobs.add(payload={"order": 7}, due_at=clock.now() + timedelta(hours=1))
+    back = jobs.dead(error="boom")
+    jobs.redrive(queue="q", job_id=back.job_id)
+    jobs.dead(error="still")
+    done = jobs.running()
+    jobs.complete(**held(done), result={"ok": True}, external_id="theirs")
+    running = jobs.running()
+    rows = {row.job_id: row for row in jobs.sql("select * from almanac.job_overview")}
+    assert len(rows) == jobs.one("select count(*) from almanac.job_overview"), "a job that was brought back is one job"
+    assert {job: (row.state, row.last_error) for job, row in rows.items()} == {
+        job.job_id: (job.state, job.last_error) for n in rows for job in jobs.job(queue="q", job_id=n)
+    }
+    assert (rows[waiting].state, rows[waiting].payload) == ("scheduled", {"order": 7})
+    assert (rows[running.job_id].state, rows[running.job_id].finished_at) == ("running", None)
+    assert (rows[done.job_id].result, rows[done.job_id].external_id) == ({"ok": True}, "theirs")
+
+
+@pytest.mark.parametrize("states", ["'running'", "'scheduled', 'retrying'"])
+def test_job_overview_leaves_history_alone_where_only_live_jobs_are_asked_for(jobs, states):
+    plan = jobs.sql(f"explain select * from almanac.job_overview where state in ({states})")
+    assert "job_history" not in "\n".join(row if isinstance(row, str) else row[0] for row in plan)
 
 
 def test_stuck_job_shows_leases_that_ended_and_workers_that_do_not_listen(jobs, clock):
