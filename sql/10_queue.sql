@@ -64,6 +64,18 @@ comment on column almanac.queue.paused_until is 'When the pause ends by itself; 
 comment on column almanac.queue.created_at is 'When the queue was made.';
 comment on column almanac.queue.created_by is 'Who made it.';
 
+comment on constraint queue_lease_is_sane on almanac.queue is 'lease is 1 second to 30 days.';
+comment on constraint queue_max_attempts_is_positive on almanac.queue is 'max_attempts is 1 to 1000000.';
+comment on constraint queue_delays_are_sane on almanac.queue is
+    'base_delay is 0 to max_delay, max_delay is base_delay to 3650 days.';
+comment on constraint queue_jitter_is_a_fraction on almanac.queue is 'jitter is a fraction from 0 to 1.';
+comment on constraint queue_retention_is_sane on almanac.queue is 'retention is 1 hour to 36500 days.';
+comment on constraint queue_max_running_is_positive on almanac.queue is 'max_running is at least 1.';
+comment on constraint queue_max_running_per_key_is_positive on almanac.queue is 'max_running_per_key is at least 1.';
+comment on constraint queue_rate_is_whole on almanac.queue is
+    'rate_limit and rate_interval go together: at least 1 job in 1 millisecond to 366 days.';
+comment on constraint queue_max_payload_bytes_is_sane on almanac.queue is 'max_payload_bytes is 2 to 104857600.';
+
 create table almanac.queue_bucket (
     queue       text collate "C" not null,
     tokens      double precision not null,
@@ -127,3 +139,8 @@ comment on column almanac.job_type.schema is 'JSON schema of the payload, publis
 comment on column almanac.job_type.description is 'What the job does, for people.';
 comment on column almanac.job_type.changed_at is 'When it was last changed.';
 comment on column almanac.job_type.changed_by is 'Who changed it.';
+comment on constraint job_type_lease_is_sane on almanac.job_type is 'lease is 1 second to 30 days.';
+comment on constraint job_type_max_attempts_is_positive on almanac.job_type is 'max_attempts is 1 to 1000000.';
+comment on constraint job_type_delays_are_sane on almanac.job_type is
+    'base_delay is 0 to max_delay, max_delay is base_delay to 3650 days.';
+comment on constraint job_type_jitter_is_a_fraction on almanac.job_type is 'jitter is a fraction from 0 to 1.';

@@ -7,11 +7,16 @@ as $$
 declare
     v_name text;
 begin
+    -- By its last part only for the hint, and not in Etc, where the signs are the other way round.
     select zone.name into v_name
       from pg_timezone_names as zone
-     where lower(zone.name collate "C") = lower(_check_timezone.timezone collate "C")
+     where (lower(zone.name collate "C") = lower(_check_timezone.timezone collate "C")
+            or zone.name ~ '^(Africa|America|Antarctica|Asia|Atlantic|Australia|Europe|Indian|Pacific)/'
+               and lower(substring(zone.name collate "C" from '[^/]*$'))
+                   = replace(lower(_check_timezone.timezone collate "C"), ' ', '_'))
        and zone.name !~ '^posix' and zone.name not in ('localtime', 'Factory')
-     order by zone.name = _check_timezone.timezone desc
+     order by zone.name = _check_timezone.timezone desc,
+              lower(zone.name collate "C") = lower(_check_timezone.timezone collate "C") desc, zone.name
      limit 1;
     if v_name is distinct from _check_timezone.timezone then
         raise exception using errcode = 'PA008',

@@ -277,7 +277,8 @@ begin
                             format('%s is after %s: ranges do not wrap around.', split_part(v_base, '-', 1), v_token)
                         when v_low between v_min and v_max and v_high between v_min and v_max then
                             format('The step is 1 to %s.', v_max)
-                        else format('%s is not a %s.', v_token, almanac._field_name(v_field)) end;
+                        else format('%s is not %s %s.', v_token, case v_field when 3 then 'an' else 'a' end,
+                                    almanac._field_name(v_field)) end;
                 end if;
             else
                 v_why := case

@@ -11,9 +11,9 @@ begin
     end if;
     if _check_name.name !~ '\S' or length(_check_name.name) > _check_name.max_length then
         raise exception using errcode = '22023',
-            message = format('%s must have 1 to %s characters, not all blank',
+            message = format('the name of %s must have 1 to %s characters, not all blank',
                              _check_name.what, _check_name.max_length),
-            detail  = format('It has %s: %s', length(_check_name.name), left(_check_name.name, 50)),
+            detail  = format('It has %s: "%s"', length(_check_name.name), left(_check_name.name, 50)),
             hint    = 'Choose a shorter name, or one with something to read in it.';
     end if;
 end;

@@ -51,7 +51,8 @@ begin
     if not found then
         raise exception using errcode = 'PA001',
             message = format('queue %s does not exist', coalesce(quote_literal(_open_queue.queue), 'null')),
-            detail  = 'Queues are made before they are used, so that a typing error does not become one.',
+            detail  = 'Queues are made before they are used, so that a typing error does not become one; '
+                      'almanac.queue_overview lists them.',
             hint    = format('Make it: select almanac.put_queue(%L);', coalesce(_open_queue.queue, 'name'));
     end if;
     if v_queue.restricted_at is not null then

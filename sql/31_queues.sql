@@ -19,9 +19,10 @@ create or replace function almanac.put_queue(
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_now    timestamptz := almanac.clock();
-    v_before almanac.queue;
-    v_after  almanac.queue;
+    v_now        timestamptz := almanac.clock();
+    v_before     almanac.queue;
+    v_after      almanac.queue;
+    v_constraint name;
 begin
     perform almanac._check_name('a queue', put_queue.queue, 200);
     if not coalesce(put_queue.unset, '{}') <@ array['max_running', 'rate_limit'] then
@@ -79,10 +80,12 @@ begin
     return v_after;
 exception
     when check_violation then
+        get stacked diagnostics v_constraint = constraint_name;
         raise exception using errcode = '22023',
             message = format('queue %s cannot be set so', put_queue.queue),
-            detail  = sqlerrm,
-            hint    = 'See the constraint''s name for what must hold, and sql/README.md for the ranges.';
+            detail  = (select obj_description(c.oid, 'pg_constraint') from pg_constraint c
+                        where c.conname = v_constraint and c.connamespace = 'almanac'::regnamespace),
+            hint    = 'Correct it and call again. Nothing was changed.';
 end;
 $$;
 comment on function almanac.put_queue(text, interval, integer, interval, interval, double precision, interval, integer,
@@ -170,8 +173,9 @@ create or replace function almanac.put_job_type(
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_before almanac.job_type;
-    v_after  almanac.job_type;
+    v_before     almanac.job_type;
+    v_after      almanac.job_type;
+    v_constraint name;
 begin
     perform almanac._open_queue(put_job_type.queue, 'work', 'operate');
     perform almanac._check_name('a job type', put_job_type.job_type, 200);
@@ -193,14 +197,16 @@ begin
     returning * into v_after;
     if found then
         perform almanac._audit('put_job_type', put_job_type.queue, put_job_type.job_type, null,
-                               to_jsonb(v_before), to_jsonb(v_after));
+                               case when v_before.queue is not null then to_jsonb(v_before) end, to_jsonb(v_after));
     end if;
 exception
     when check_violation then
+        get stacked diagnostics v_constraint = constraint_name;
         raise exception using errcode = '22023',
             message = format('job type %s cannot be set so', put_job_type.job_type),
-            detail  = sqlerrm,
-            hint    = 'See the constraint''s name for what must hold, and sql/README.md for the ranges.';
+            detail  = (select obj_description(c.oid, 'pg_constraint') from pg_constraint c
+                        where c.conname = v_constraint and c.connamespace = 'almanac'::regnamespace),
+            hint    = 'Correct it and call again. Nothing was changed.';
 end;
 $$;
 comment on function almanac.put_job_type(

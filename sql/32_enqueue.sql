@@ -85,7 +85,7 @@ comment on function almanac._learn(almanac.queue, smallint, boolean) is
 -- 32 _check_enqueue: what must hold for a job before it is made, said in words rather than by a constraint's name.
 -- Calls: _check_name.
 create or replace function almanac._check_enqueue(
-    job_type text, due_at timestamptz, priority integer, dedup_for interval, max_attempts integer,
+    job_type text, due_at timestamptz, priority integer, keyed boolean, dedup_for interval, max_attempts integer,
     base_delay interval, max_delay interval)
     returns void
     language plpgsql immutable set search_path = pg_catalog, pg_temp
@@ -101,6 +101,7 @@ begin
         when _check_enqueue.priority is null or _check_enqueue.priority not between -32768 and 32767
             then 'priority must be between -32768 and 32767'
         when _check_enqueue.dedup_for <= interval '0' then 'dedup_for must be positive'
+        when _check_enqueue.dedup_for is not null and not _check_enqueue.keyed then 'dedup_for needs a dedup_key'
         when _check_enqueue.max_attempts not between 1 and 1000000 then 'max_attempts must be between 1 and 1000000'
         when _check_enqueue.base_delay not between interval '0' and interval '3650 days'
             then 'base_delay must be between 0 and 3650 days'
@@ -114,7 +115,8 @@ begin
     end if;
 end;
 $$;
-comment on function almanac._check_enqueue(text, timestamptz, integer, interval, integer, interval, interval) is
+comment on function almanac._check_enqueue(
+    text, timestamptz, integer, boolean, interval, integer, interval, interval) is
     'Raises unless a job with these settings can be made.';
 
 -- 32 enqueue: (nothing) -> scheduled, in the caller's transaction: if that rolls back there is no job. One statement
@@ -153,8 +155,8 @@ begin
        or num_nonnulls(enqueue.due_at, enqueue.dedup_key, enqueue.dedup_for, enqueue.concurrency_key,
                        enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay) > 0 then
         perform almanac._check_enqueue(enqueue.job_type, coalesce(enqueue.due_at, v_now), enqueue.priority,
-                                       enqueue.dedup_for, enqueue.max_attempts, enqueue.base_delay,
-                                       enqueue.max_delay);
+                                       enqueue.dedup_key is not null, enqueue.dedup_for, enqueue.max_attempts,
+                                       enqueue.base_delay, enqueue.max_delay);
         if enqueue.concurrency_key is not null then
             perform almanac._check_name('a concurrency_key', enqueue.concurrency_key, 200);
         end if;
@@ -233,17 +235,18 @@ declare
     v_owners bigint[];
 begin
     perform almanac._check_enqueue(enqueue_many.job_type, v_due_at, enqueue_many.priority,
-                                   enqueue_many.dedup_for, enqueue_many.max_attempts, enqueue_many.base_delay,
-                                   enqueue_many.max_delay);
+                                   enqueue_many.dedup_keys is not null, enqueue_many.dedup_for,
+                                   enqueue_many.max_attempts, enqueue_many.base_delay, enqueue_many.max_delay);
     if enqueue_many.payloads is null
        or cardinality(enqueue_many.dedup_keys) <> cardinality(enqueue_many.payloads)
        or cardinality(enqueue_many.concurrency_keys) <> cardinality(enqueue_many.payloads)
        or cardinality(enqueue_many.idempotency_keys) <> cardinality(enqueue_many.payloads) then
         raise exception using errcode = '22023',
             message = 'payloads and the arrays of keys must have the same length',
-            detail  = format('payloads %s, dedup_keys %s, concurrency_keys %s, idempotency_keys %s.',
-                             cardinality(enqueue_many.payloads), cardinality(enqueue_many.dedup_keys),
-                             cardinality(enqueue_many.concurrency_keys), cardinality(enqueue_many.idempotency_keys)),
+            detail  = concat_ws(', ', 'payloads: ' || coalesce(cardinality(enqueue_many.payloads)::text, 'null'),
+                                'dedup_keys: ' || cardinality(enqueue_many.dedup_keys),
+                                'concurrency_keys: ' || cardinality(enqueue_many.concurrency_keys),
+                                'idempotency_keys: ' || cardinality(enqueue_many.idempotency_keys)),
             hint    = 'Put null into an array of keys for a job that has none.';
     end if;
     select p.payload into v_bad from unnest(enqueue_many.payloads) as p (payload)

@@ -245,6 +245,9 @@ def test_an_error_names_the_field_the_part_and_what_is_allowed(db):
     assert refused.value.detail == "40 is not a day of month."
     assert "1 to 31" in str(refused.value.hint)
     assert "L-n" in str(refused.value.hint)
+    with pytest.raises(CronRefused) as refused:
+        db.parse_cron(cron="0 25 * * *")
+    assert refused.value.detail == "25 is not an hour."
 
 
 def test_a_rule_with_a_date_only_in_some_years_is_fine(db):
@@ -354,6 +357,21 @@ def test_a_zone_in_the_wrong_case_is_told_its_spelling(db):
     with pytest.raises(TimeZoneRefused) as refused:
         db.next_run(cron="0 9 * * *", timezone="america/new_york", after="2024-01-01T00:00Z")
     assert "America/New_York" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Brussels", "Write it as Europe/Brussels."),
+        ("new york", "Write it as America/New_York."),
+        ("GMT+2", "Take a name like Europe/Paris, America/New_York or UTC."),
+        ("utc", "Write it as UTC."),
+    ],
+)
+def test_a_zone_that_is_named_by_its_city_is_told_the_rest(db, name, hint):
+    with pytest.raises(TimeZoneRefused) as refused:
+        db.next_run(cron="0 9 * * *", timezone=name, after="2024-01-01T00:00Z")
+    assert refused.value.hint == hint
 
 
 def test_no_zone_is_known_that_the_view_does_not_have(cron):

@@ -103,8 +103,13 @@ def test_what_an_operator_does_is_written_down_with_before_and_after(jobs, clock
 def test_a_setting_that_makes_no_sense_is_refused_and_changes_nothing(jobs, settings):
     jobs.put()
     before = jobs.sql("select * from almanac.queue where queue = 'q'")
-    with refused("22023"):
+    with refused("22023") as said:
         jobs.put(**settings)
+    diag = said.value.diag
+    assert any(name in f"{diag.message_primary} {diag.message_detail}" for name in settings), (
+        "in words, not by a constraint"
+    )
+    assert "violates" not in str(said.value)
     with refused("22023"):
         jobs.put("another", **settings)
     assert jobs.sql("select * from almanac.queue where queue = 'q'") == before

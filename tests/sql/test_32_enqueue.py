@@ -112,7 +112,7 @@ def test_a_payload_that_a_table_holds_compressed_is_measured_in_full(jobs, own_d
         {"dedup_key": "k", "dedup_for": "0"}, {"dedup_key": "k", "dedup_for": "-1 s"}, {"max_attempts": 0},
         {"max_attempts": -1}, {"max_attempts": 2**31 - 1}, {"base_delay": "-1 s"}, {"max_delay": "4000 days"},
         {"dedup_key": ""}, {"dedup_key": " "}, {"dedup_key": "x" * 401}, {"concurrency_key": ""},
-        {"concurrency_key": "x" * 201},
+        {"concurrency_key": "x" * 201}, {"dedup_for": "1 hour"},
     ],
     ids=lambda arguments: str(arguments)[:40],
 )  # fmt: skip
