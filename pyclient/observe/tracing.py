@@ -31,8 +31,11 @@ def is_recording() -> bool:
 
 @contextlib.contextmanager
 def span(ctx: "JobContext") -> Iterator[None]:
-    """The span of one attempt, a child of the span that enqueued the job."""
-    parent = propagate.extract(dict(ctx.headers or {}))
+    """The span of one attempt, a child of the span that enqueued the job. Headers can be any JSON, and a job is not to
+    fail over those that carry no trace."""
+    headers: Any = ctx.headers
+    carrier = headers if isinstance(headers, dict) else {}
+    parent = propagate.extract({name: value for name, value in carrier.items() if isinstance(value, str)})
     attributes: dict[str, str | int | float] = {
         "messaging.system": "pg_almanac",
         "messaging.operation.name": "process",

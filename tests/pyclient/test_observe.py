@@ -144,7 +144,9 @@ def test_what_waits_is_shown_also_where_the_worker_may_only_work(app, live_dsn, 
         wait_until(lambda: scraped(port)["almanac_worker_due"] == "1.0")
 
 
-def test_a_trace_goes_from_whoever_enqueues_to_the_handler(app, live_dsn, monkeypatch):
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """A provider of traces, and the spans that it was given."""
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
     memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter").InMemorySpanExporter()
     export = pytest.importorskip("opentelemetry.sdk.trace.export")
@@ -152,6 +154,20 @@ def test_a_trace_goes_from_whoever_enqueues_to_the_handler(app, live_dsn, monkey
     provider.add_span_processor(export.SimpleSpanProcessor(memory))
     monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
     monkeypatch.setattr("opentelemetry.trace.get_tracer", lambda name: provider.get_tracer(name))
+    return provider, memory
+
+
+@pytest.mark.parametrize("headers", ["[1]", '"text"', "null", '{"traceparent": 5}', '{"tracestate": {"a": 1}}'])
+def test_headers_that_carry_no_trace_are_no_obstacle(app, live_dsn, traces, headers):
+    jobs = Jobs(live_dsn)
+    (job,) = jobs.rows("select * from almanac.enqueue('default', 'fine', headers => %s)", headers)
+    run_due(app, live_dsn)
+    assert jobs.state(job) == "completed"
+    jobs.close()
+
+
+def test_a_trace_goes_from_whoever_enqueues_to_the_handler(app, live_dsn, traces):
+    provider, memory = traces
     with provider.get_tracer("test").start_as_current_span("request") as parent:
         app.enqueue("fine")
         app.enqueue("fails_once")
