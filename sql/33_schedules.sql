@@ -206,6 +206,13 @@ declare
     v_pending timestamptz;
     v_notice  text;
 begin
+    if v_new.within > v_queue.retention then
+        raise exception using errcode = 'PA009',
+            message = 'within is longer than the queue keeps history, by which its gate is opened',
+            detail  = format('within is %s, and queue %s keeps %s.', v_new.within, v_new.queue, v_queue.retention),
+            hint    = format('Keep it longer: select almanac.put_queue(%L, retention => %L);', v_new.queue,
+                             v_new.within);
+    end if;
     if v_new.overlap in ('queue_one', 'cancel_running') then
         -- One at a time is kept by the claim, not by hope. A name may be as long as a key.
         v_new.concurrency_key := coalesce(v_new.concurrency_key,
