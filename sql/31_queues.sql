@@ -102,6 +102,7 @@ declare
     v_now   timestamptz := almanac.clock();
     v_queue almanac.queue := almanac._open_queue(pause_queue.queue, 'operate');
 begin
+    pause_queue.until := nullif(pause_queue.until, 'infinity');
     if pause_queue.until <= v_now then
         raise exception using errcode = '22023',
             message = 'until lies in the past',

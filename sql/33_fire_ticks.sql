@@ -42,8 +42,8 @@ $$;
 comment on function almanac._tick_after(almanac.schedule, timestamptz) is
     'The next tick of a schedule after a moment, or null if there is none.';
 
--- 33 local_time: what a clock in a zone shows, or null where the zone is not known any more: a view must not fail
--- over one row. As its owner, because in a view a function is called by whoever reads it.
+-- 33 local_time: what a clock in a zone shows, or null where the zone is not known any more or its clock cannot show
+-- that: a view must not fail over one row. As its owner, because in a view a function is called by whoever reads it.
 -- Calls: _zone.
 create or replace function almanac.local_time(timezone text, at timestamptz)
     returns timestamp
@@ -52,11 +52,11 @@ as $$
 begin
     return at at time zone almanac._zone(timezone);
 exception
-    when invalid_parameter_value then
+    when invalid_parameter_value or datetime_field_overflow then
         return null;
 end;
 $$;
-comment on function almanac.local_time(text, timestamptz) is 'Local time in a zone; null if there is no such zone.';
+comment on function almanac.local_time(text, timestamptz) is 'Local time in a zone; null if there is none.';
 
 -- 33 _fire_ticks: (nothing) -> scheduled, one job for each tick. The caller has recorded the ticks.
 -- Reads: queue, job_type. Writes: job. Calls: clock, _caller, _ring.

@@ -11,6 +11,7 @@ declare
     v_schedule almanac.schedule := almanac._find_schedule(pause_schedule.name, pause_schedule.queue);
     v_now      timestamptz := almanac.clock();
 begin
+    pause_schedule.until := nullif(pause_schedule.until, 'infinity');
     if pause_schedule.until <= v_now then
         raise exception using errcode = '22023',
             message = 'until lies in the past',

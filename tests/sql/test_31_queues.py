@@ -184,6 +184,15 @@ def test_pausing_again_replaces_the_end(jobs, clock):
     assert jobs.claim() == []
 
 
+def test_a_pause_until_the_end_of_time_is_one_without_an_end(jobs):
+    """A worker asks for how long it can sleep, and an infinite time cannot be subtracted from."""
+    jobs.put()
+    jobs.pause_queue(queue="q", until="infinity")
+    assert jobs.one("select paused_until from almanac.queue_overview where queue = 'q'") is None
+    assert jobs.one("select almanac.doze('q', 'w') - almanac.clock()") is None
+    assert jobs.one("select paused from almanac.queue_overview where queue = 'q'")
+
+
 def test_a_pause_is_for_one_queue(jobs):
     jobs.put()
     jobs.put("other")

@@ -168,6 +168,8 @@ def test_a_rule_that_the_clocks_will_skip_or_repeat_is_pointed_out(jobs, conn, n
         ({"within": "1 hour"}, "PA009"),
         ({"after_schedule": "daily", "within": "1 hour"}, "PA009"),
         ({"after_schedule": "other", "within": "1 hour", "gate_closed": "wait"}, "PA009"),
+        # Not seen by its gate for as long: history is kept for 30 days.
+        ({"after_schedule": "other", "within": "31 days"}, "PA009"),
         ({"catch_up": "none", "pace": 3}, "PA009"),
         ({"starts_at": NOON, "ends_at": NOON - timedelta(1)}, "PA009"),
         ({"overlap": "perhaps"}, "22023"),
@@ -214,6 +216,13 @@ def test_a_name_of_any_length_can_run_one_at_a_time(jobs, noon, length):
     keys = [row.concurrency_key for row in jobs.sql("select concurrency_key from almanac.job order by schedule")]
     assert len(set(keys)) == 2
     assert {len(key) for key in keys} == {200}
+
+
+def test_a_schedule_at_the_end_of_time_can_be_looked_at(jobs, noon):
+    jobs.sql("""select from almanac.put_schedule('default', 'far', job_type => 't', at => '294276-12-31 23:59:59+00',
+                                                 timezone => 'Asia/Tokyo')""")
+    assert jobs.one("select next_local from almanac.schedule_overview") is None
+    assert jobs.one("select local_time from almanac.upcoming_tick") is None
 
 
 def test_starts_at_and_ends_at_bound_the_ticks(jobs, noon):

@@ -57,6 +57,12 @@ def test_a_long_pause_with_nobody_ticking_is_written_down_in_pieces(jobs, now):
     assert decisions(jobs) == {"fired": 2, "skipped_paused": 100}
 
 
+def test_a_pause_until_the_end_of_time_is_one_without_an_end(jobs, now):
+    put(jobs, cron=MINUTELY)
+    jobs.pause_schedule(name="daily", until="infinity")
+    assert (overview(jobs).status, overview(jobs).paused_until) == ("paused", None)
+
+
 def test_a_pause_ends_by_itself(jobs, now):
     put(jobs, cron=MINUTELY, catch_up="all")
     jobs.pause_schedule(name="daily", until=minutes(5, 1)[0])
