@@ -80,6 +80,10 @@ class CannotConnect(AlmanacError):
     """The database cannot be reached, or the DSN does not name one."""
 
 
+class CannotServe(AlmanacError):
+    """--metrics-port: the port is taken, or the extra is not installed."""
+
+
 class AppNotFound(AlmanacError):
     """--app does not lead to an Almanac."""
 

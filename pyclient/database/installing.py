@@ -46,8 +46,11 @@ def install_errors() -> Iterator[None]:
         if error.sqlstate is None:
             raise cannot_connect(error) from error
         diag = error.diag
+        hint = diag.message_hint
+        if hint is None and isinstance(error, psycopg.errors.InsufficientPrivilege):
+            hint = "The role must own the database, or a schema almanac in it, or: grant create on database ... to ...;"
         raise errors.from_database(error) or errors.InstallRefused(
-            f"cannot install: {diag.message_primary or error}", detail=diag.message_detail, hint=diag.message_hint
+            f"cannot install: {diag.message_primary or error}", detail=diag.message_detail, hint=hint
         ) from error
 
 

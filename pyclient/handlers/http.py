@@ -156,7 +156,9 @@ class HttpHandler:
         allowed = self.policy.allowed_hosts
         listed = any(host == one or (one.startswith("*.") and host.endswith(one[1:])) for one in allowed)
         if allowed and not listed:
-            raise Refused(f"host {host} is not on the list of hosts that may be called")
+            raise Refused(
+                f"host {host} is not on the list of hosts that may be called (the worker's ALMANAC_HTTP_HOSTS)"
+            )
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
@@ -165,7 +167,10 @@ class HttpHandler:
         if not listed and not self.policy.allow_private:
             for address in addresses:
                 if not is_public(address):
-                    raise Refused(f"host {host} is {address}, which is inside the network and may not be called")
+                    raise Refused(
+                        f"host {host} is {address}, which is inside the network and may not be called unless the "
+                        "worker has it in ALMANAC_HTTP_HOSTS, or ALMANAC_HTTP_PRIVATE=1"
+                    )
         return addresses[0]
 
     def _open(self) -> httpx.AsyncClient:

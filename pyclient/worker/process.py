@@ -142,7 +142,13 @@ class Worker:
             await self._retire()
             if self.endpoint is not None:
                 await asyncio.to_thread(self.endpoint.close)
-        logger.info("worker stopped worker=%s completed=%d", self.name, self.metrics.completed)
+        logger.info(
+            "worker stopped worker=%s completed=%d failed=%d released=%d",
+            self.name,
+            self.metrics.completed,
+            self.metrics.failed,
+            self.metrics.released,
+        )
         return RESTART if self._restart else 0
 
     def stop(self) -> None:
@@ -265,7 +271,17 @@ class Worker:
         from pyclient.observe.endpoint import Endpoint
 
         port = self.options.metrics_port and self.options.metrics_port + self.options.number
-        endpoint = Endpoint(port, self.metrics, self._gauges, self.trouble)
+        try:
+            endpoint = Endpoint(port, self.metrics, self._gauges, self.trouble)
+        except ImportError as error:
+            raise errors.CannotServe(
+                "--metrics-port needs prometheus_client", hint="Run: pip install 'pg-almanac[metrics]'"
+            ) from error
+        except OSError as error:
+            raise errors.CannotServe(
+                f"--metrics-port: port {port} cannot be served: {error.strerror}",
+                hint="Give each worker a port of its own; process n of --processes uses the port plus n - 1.",
+            ) from error
         logger.info("metrics and health served port=%d", endpoint.port)
         return endpoint
 

@@ -154,6 +154,7 @@ def test_the_machine_itself_is_refused(call, receiver, address):
     assert receiver.requests == []
     if job.state == "dead":
         assert "may not be called" in job.last_error
+        assert "ALMANAC_HTTP_PRIVATE=1" in job.last_error
 
 
 def test_a_redirect_to_the_inside_is_refused_too(call, receiver):

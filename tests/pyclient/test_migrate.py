@@ -251,6 +251,8 @@ def test_an_owner_without_rights_installs_once_the_roles_are_there(bare_server):
 def test_a_role_that_may_not_create_the_schema_is_told_so(clone, server, maintenance):
     maintenance.execute("drop role if exists almanac_stranger")
     maintenance.execute("create role almanac_stranger login password 'x'")
-    with clone("template0") as dsn, pytest.raises(errors.InstallRefused, match="permission denied for database"):
+    refusal = pytest.raises(errors.InstallRefused, match="permission denied for database")
+    with clone("template0") as dsn, refusal as refused:
         migrate.migrate(psycopg.conninfo.make_conninfo(dsn, user="almanac_stranger", password="x"))
+    assert "grant create on database" in str(refused.value.hint)
     maintenance.execute("drop role almanac_stranger")

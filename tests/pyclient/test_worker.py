@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -729,6 +730,22 @@ def test_a_burst_decides_what_is_due_of_schedules_where_nobody_ticks(app, live_d
     jobs.rows("select almanac.put_schedule('default', 's', at => now() - interval '1 s', job_type => 'beat')")
     run_due(app, live_dsn)
     assert ran == ["s"]
+
+
+def test_a_port_that_is_taken_is_one_line_and_not_tried_again(tmp_path, live_dsn):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with process(tmp_path, live_dsn, "", "--metrics-port", str(port)) as running:
+            assert running.process.wait(20) == 2
+            assert f"pyclient: --metrics-port: port {port} cannot be served" in running.text()
+            assert "Traceback" not in running.text()
+
+
+def test_a_metrics_port_without_the_extra_names_what_to_install(app, live_dsn, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(errors.CannotServe) as refused:
+        run_due(app, live_dsn, metrics_port=0)
+    assert refused.value.hint == "Run: pip install 'pg-almanac[metrics]'"
 
 
 def test_once_works_on_one_job_alone(app, live_dsn, jobs):
