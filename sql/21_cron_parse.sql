@@ -29,7 +29,8 @@ create or replace function almanac._plain_bits(item text, low integer, high inte
     return case
         when _plain_bits.item = '*' then almanac._bits(_plain_bits.low, _plain_bits.high, 1)
         when _plain_bits.item like '*%' then
-            case when _plain_bits.item ~ '^\*/[1-9][0-9]?$' and substr(_plain_bits.item, 3)::integer <= _plain_bits.high
+            case when _plain_bits.item ~ '^[*]/[1-9][0-9]?$'
+                      and substr(_plain_bits.item, 3)::integer <= _plain_bits.high
                  then almanac._bits(_plain_bits.low, _plain_bits.high, substr(_plain_bits.item, 3)::integer) end
         when _plain_bits.item like '%-%' then
             case when _plain_bits.item ~ '^[0-9]{1,2}-[0-9]{1,2}$'
@@ -84,7 +85,7 @@ as $$
 declare
     v_us numeric;
 begin
-    if duration ~ '^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|ms|s|m|h))+$' then
+    if duration ~ '^(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|ms|s|m|h))+$' then
         select sum(rtrim(part.match[1], 'nusmh')::numeric
                    * case ltrim(part.match[1], '.0123456789') when 'ns' then 0.001 when 'us' then 1 when 'ms' then 1000
                           when 's' then 1000000 when 'm' then 60000000 else 3600000000 end)
@@ -139,11 +140,11 @@ begin
             hint   = 'Use ranges and steps (0-59/5) instead of long lists.';
     end if;
     -- Case folds only after this check: in some locales upper() makes ASCII letters out of others.
-    if cron ~ '[^\u0020-\u007e\u0009]' then
+    if cron ~ E'[^\\u0020-\\u007e\\u0009]' then
         raise exception using errcode = 'PA007',
             message = 'cron expression contains a character that is not allowed',
             detail  = format('Character %s is a control character or not ASCII.',
-                             length(substring(cron from '^[\u0020-\u007e\u0009]*')) + 1),
+                             length(substring(cron from E'^[\\u0020-\\u007e\\u0009]*')) + 1),
             hint    = 'Use ASCII digits and letters, * , - / ? # and @, separated by spaces or tabs.';
     end if;
     v_fields := array_remove(string_to_array(upper(replace(cron, E'\t', ' ') collate "C"), ' '), '');
@@ -249,7 +250,7 @@ begin
                     v_high := split_part(v_part, '#', 2);
                     v_rule.dow_nth_mask := v_rule.dow_nth_mask | (1::bigint << (7 * (v_high - 1) + v_low % 7));
                 end if;
-            elsif v_part ~ '^(\*|([0-9]{1,4}|[A-Z]{3})(-([0-9]{1,4}|[A-Z]{3}))?)(/[0-9]{1,4})?$' then
+            elsif v_part ~ '^([*]|([0-9]{1,4}|[A-Z]{3})(-([0-9]{1,4}|[A-Z]{3}))?)(/[0-9]{1,4})?$' then
                 v_base := split_part(v_part, '/', 1);
                 v_step := coalesce(nullif(split_part(v_part, '/', 2), ''), '1');
                 if v_base = '*' then

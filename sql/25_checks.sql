@@ -1,4 +1,5 @@
--- 25 _check_name: names are any text that can be read, quotes, unicode and percent signs included.
+-- 25 _check_name: names are any text that can be read, quotes, unicode and percent signs included. Here and elsewhere a
+-- backslash is written with E: without it, what it means is a setting of the caller's session.
 create or replace function almanac._check_name(what text, name text, max_length integer)
     returns void
     language plpgsql immutable set search_path = pg_catalog, pg_temp
@@ -9,7 +10,7 @@ begin
             message = format('%s must not be null', _check_name.what),
             hint    = format('Give %s a name of 1 to %s characters.', _check_name.what, _check_name.max_length);
     end if;
-    if _check_name.name !~ '\S' or length(_check_name.name) > _check_name.max_length then
+    if _check_name.name !~ E'\\S' or length(_check_name.name) > _check_name.max_length then
         raise exception using errcode = '22023',
             message = format('the name of %s must have 1 to %s characters, not all blank',
                              _check_name.what, _check_name.max_length),

@@ -93,7 +93,8 @@ as $$
 declare
     v_wrong text;
 begin
-    if _check_enqueue.job_type is null or _check_enqueue.job_type !~ '\S' or length(_check_enqueue.job_type) > 200 then
+    if _check_enqueue.job_type is null or _check_enqueue.job_type !~ E'\\S'
+       or length(_check_enqueue.job_type) > 200 then
         perform almanac._check_name('a job type', _check_enqueue.job_type, 200);
     end if;
     v_wrong := case
@@ -150,7 +151,7 @@ declare
     v_lease   interval;
     v_awaited boolean;
 begin
-    if enqueue.job_type is null or enqueue.job_type !~ '\S' or length(enqueue.job_type) > 200
+    if enqueue.job_type is null or enqueue.job_type !~ E'\\S' or length(enqueue.job_type) > 200
        or enqueue.priority is distinct from 0
        or num_nonnulls(enqueue.due_at, enqueue.dedup_key, enqueue.dedup_for, enqueue.concurrency_key,
                        enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay) > 0 then
@@ -258,10 +259,10 @@ begin
     end if;
     perform almanac._check_name('a dedup_key', k.dedup_key, 400)
        from unnest(enqueue_many.dedup_keys) as k (dedup_key)
-      where k.dedup_key !~ '\S' or length(k.dedup_key) > 400;
+      where k.dedup_key !~ E'\\S' or length(k.dedup_key) > 400;
     perform almanac._check_name('a concurrency_key', k.concurrency_key, 200)
        from unnest(enqueue_many.concurrency_keys) as k (concurrency_key)
-      where k.concurrency_key !~ '\S' or length(k.concurrency_key) > 200;
+      where k.concurrency_key !~ E'\\S' or length(k.concurrency_key) > 200;
     v_ids := array(select nextval('almanac.job_id_seq') from generate_subscripts(enqueue_many.payloads, 1));
     if enqueue_many.dedup_keys is not null then
         v_owners := almanac._take_dedup_keys(enqueue_many.queue, enqueue_many.dedup_keys, v_ids,

@@ -321,7 +321,7 @@ declare
     -- Null: the statement that claims picks them itself.
     v_jobs    tid[];
 begin
-    if claim_due.worker is null or claim_due.worker !~ '\S' or length(claim_due.worker) > 200
+    if claim_due.worker is null or claim_due.worker !~ E'\\S' or length(claim_due.worker) > 200
        or claim_due.batch_size is null or claim_due.batch_size not between 1 and 10000
        or claim_due.lease not between interval '1 second' and interval '30 days' then
         perform almanac._check_claim(claim_due.worker, claim_due.batch_size, claim_due.lease);

@@ -257,6 +257,7 @@ SESSIONS = [
     "set intervalstyle = 'postgres_verbose'; set lc_time = 'C'; set lc_numeric = 'C'; set lc_messages = 'C'",
     "set timezone_abbreviations = 'Australia'; set timezone = 'Australia/Sydney'",
     "set timezone_abbreviations = 'India'; set extra_float_digits = -15; set search_path = 'pg_temp'",
+    "set standard_conforming_strings = off; set escape_string_warning = off",
 ]
 
 

@@ -323,6 +323,18 @@ def test_the_constraint_holds_against_a_direct_insert(jobs):
         jobs.sql("insert into almanac.dedup (queue, dedup_key, job_id) values ('q', 'k', 99)")
 
 
+def test_a_session_may_give_a_backslash_its_old_meaning(jobs, session):
+    caller = session()
+    caller.sql("set standard_conforming_strings = off")
+    caller.sql("set escape_string_warning = off")
+    jobs.put()
+    made = caller.enqueue_many(queue="q", job_type="mail", payloads=[{}], dedup_keys=["key"], concurrency_keys=["key"])
+    assert made[0].created
+    assert caller.claim_ids(worker="worker") == [made[0].job_id]
+    with refused("22023"):
+        caller.add(job_type=" ")
+
+
 # ── the bell ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
