@@ -21,7 +21,7 @@ def almanac_server(server: servers.Server) -> str:
 @pytest.mark.parametrize("page", ["client", "exactly-once", "switching", "testing"])
 def test_the_page_runs(page: str, almanac: TestAlmanac, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ALMANAC_DSN", almanac.dsn)
-    names: dict[str, Any] = {"__name__": f"page_{page}"}
+    names: dict[str, Any] = {"__name__": "__main__"}
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL)):
         exec(compile(block, f"{page}.md block {number}", "exec"), names)
     tests = [value for name, value in names.items() if name.startswith("test_")]
