@@ -105,7 +105,8 @@ begin
               from generate_series(0, days_ahead) as ahead;
             v_dropped := v_dropped + almanac._drop_partitions(v_parent, v_keep);
         exception
-            when lock_not_available or deadlock_detected then
+            -- The last two: a migration has just made the same one.
+            when lock_not_available or deadlock_detected or duplicate_table or unique_violation then
                 v_waiting := v_waiting || v_parent;
         end;
     end loop;

@@ -88,6 +88,18 @@ def test_a_row_that_comes_while_its_partition_is_made_is_moved_too(jobs, session
     assert where == {"almanac.job_history_20310530"}
 
 
+def test_two_that_make_the_same_partitions_do_not_fail_over_it(jobs, session, today):
+    """A migration makes them, and somebody ticks."""
+    a, b = session(), session()
+    today.advance(days=20)
+    a.sql("begin")
+    keep(a)
+    with Blocked(jobs.conn, b.conn, lambda: keep(b)) as second:
+        a.sql("commit")
+    assert second.value()["dropped"] == 0
+    assert keep(jobs) == {"added": 0, "dropped": 0, "waiting": []}
+
+
 def test_a_partition_is_of_its_day_however_the_session_writes_dates(jobs, today):
     jobs.sql("set datestyle = 'SQL, DMY'")
     jobs.sql("set timezone = 'Asia/Kolkata'")
