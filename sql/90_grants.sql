@@ -20,7 +20,8 @@ $$;
 
 -- producers: put work in, take it back.
 grant execute on function
-    almanac.enqueue, almanac.enqueue_many, almanac.cancel, almanac.redrive, almanac.job, almanac.put_schedule
+    almanac.enqueue, almanac.enqueue_many, almanac.cancel, almanac.redrive, almanac.make_due, almanac.job,
+    almanac.put_schedule
     to almanac_producer, almanac_admin;
 
 -- workers: lease work, end it, tick when nobody else does.
@@ -34,8 +35,9 @@ grant execute on function
 
 -- operators: look, pause, cancel, bring back.
 grant execute on function
-    almanac.pause_queue, almanac.resume_queue, almanac.cancel, almanac.redrive, almanac.job, almanac.count_due,
-    almanac.reclaim_expired, almanac.put_schedule, almanac.put_schedule_template, almanac.revert_schedule,
+    almanac.pause_queue, almanac.resume_queue, almanac.cancel, almanac.redrive, almanac.make_due, almanac.job,
+    almanac.count_due, almanac.reclaim_expired, almanac.put_schedule, almanac.put_schedule_template,
+    almanac.revert_schedule,
     almanac.pause_schedule, almanac.resume_schedule, almanac.trigger_schedule, almanac.reschedule,
     almanac.backfill_schedule, almanac.drop_schedule, almanac.advance_schedule, almanac.tick, almanac.start_ticking,
     almanac.stop_ticking

@@ -59,6 +59,7 @@ $$;
 \ir 52_fail_with_backoff.sql
 \ir 53_cancel.sql
 \ir 54_redrive.sql
+\ir 55_make_due.sql
 
 \ir 60_reclaim_expired.sql
 \ir 61_partitions.sql

@@ -26,15 +26,15 @@ EVERYBODY = {
     "revision", "local_time",
 }  # fmt: skip
 LOOKING = {"explain_tick", "health", "alerts", "metrics"}
-PRODUCER = {"enqueue", "enqueue_many", "cancel", "redrive", "job", "put_schedule"}
+PRODUCER = {"enqueue", "enqueue_many", "cancel", "redrive", "make_due", "job", "put_schedule"}
 WORKER = {
     "claim_due", "claim_job", "extend_lease", "extend_leases", "release", "snooze", "complete", "complete_many",
     "fail_with_backoff", "cancel", "job", "doze", "wake", "count_due", "report_worker", "retire_worker",
     "put_job_type", "reclaim_expired", "put_schedule", "advance_schedule", "tick", "tick_if_stale",
 }  # fmt: skip
 OPERATOR = {
-    "pause_queue", "resume_queue", "cancel", "redrive", "job", "count_due", "reclaim_expired", "put_schedule",
-    "put_schedule_template", "revert_schedule", "pause_schedule", "resume_schedule", "trigger_schedule", "reschedule",
+    "pause_queue", "resume_queue", "cancel", "redrive", "make_due", "job", "count_due", "reclaim_expired",
+    "put_schedule", "put_schedule_template", "revert_schedule", "pause_schedule", "resume_schedule", "trigger_schedule", "reschedule",
     "backfill_schedule", "drop_schedule", "advance_schedule", "tick", "start_ticking", "stop_ticking",
 }  # fmt: skip
 ADMIN = {"put_queue", "put_job_type", "grant_queue", "revoke_queue", "open_queue"}
