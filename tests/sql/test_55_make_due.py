@@ -36,8 +36,17 @@ def test_one_job_is_made_due_by_its_id_also_one_that_was_never_tried(jobs, clock
     assert jobs.claim_one().job_id == planned
 
 
-@pytest.mark.parametrize("state", ["missing", "due", "running", "completed", "dead"])
-def test_a_job_that_does_not_wait_is_refused(jobs, state):
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ("missing", "does not exist"),
+        ("due", "is due already"),
+        ("running", "is running, not waiting"),
+        ("completed", "is completed, not waiting"),
+        ("dead", "is dead, not waiting"),
+    ],
+)
+def test_a_job_that_does_not_wait_is_refused(jobs, state, why):
     jobs.put()
     job = jobs.running()
     if state == "due":
