@@ -2,6 +2,8 @@
 -- The table of contents: every file, in the order in which a job lives. All of it, or nothing.
 \set ON_ERROR_STOP on
 begin;
+-- What others have planted in a schema that everybody may write to does not become part of a function here.
+set local search_path = pg_catalog, pg_temp;
 
 \ir 00_schema.sql
 \ir 01_roles.sql

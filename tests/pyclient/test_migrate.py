@@ -64,6 +64,29 @@ def test_the_printed_installer_runs_with_psql(empty_dsn, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+PLANTED = """
+create function public.planted(double precision, integer) returns double precision language sql as 'select 1 / 0.0';
+create operator public.* (leftarg = double precision, rightarg = integer, function = public.planted);
+"""
+
+
+@pytest.mark.parametrize("road", ["migrate", "psql", "printed"])
+def test_what_was_planted_where_everybody_may_write_does_not_become_part_of_a_function(empty_dsn, road):
+    """An operator that fits better than the catalog's would be taken, and run with the rights of whoever installed."""
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute(PLANTED)
+        if road == "migrate":
+            migrate.migrate(empty_dsn)
+        elif road == "psql":
+            assert psql(empty_dsn, "-f", str(CHECKOUT / "sql" / "install.sql")).returncode == 0
+        else:
+            conn.execute(migrate.installer().encode())
+        dependents = conn.execute("""
+            select pg_describe_object(classid, objid, 0) from pg_depend
+             where refclassid = 'pg_operator'::regclass and refobjid = 'public.*(float8,int4)'::regoperator""")
+        assert dependents.fetchall() == []
+
+
 def test_installing_twice_is_refused_and_names_the_way_to_upgrade(live_dsn):
     done = psql(live_dsn, "-f", str(CHECKOUT / "sql" / "install.sql"))
     assert done.returncode == 3
@@ -175,7 +198,7 @@ def test_what_the_user_built_on_a_function_is_never_dropped(live_dsn, changed_sq
     (changed_sql / "sql" / "95_extra.sql").unlink()
     with pytest.raises(errors.InstallRefused) as refused:
         migrate.migrate(live_dsn)
-    assert "view mine" in str(refused.value.detail)
+    assert "view public.mine" in str(refused.value.detail)
     assert signatures(live_dsn) == ["extra()"]
 
 
