@@ -34,7 +34,8 @@ WORKER = {
 }  # fmt: skip
 OPERATOR = {
     "pause_queue", "resume_queue", "cancel", "redrive", "make_due", "job", "count_due", "reclaim_expired",
-    "put_schedule", "put_schedule_template", "revert_schedule", "pause_schedule", "resume_schedule", "trigger_schedule", "reschedule",
+    "put_schedule", "put_schedule_template", "revert_schedule", "pause_schedule", "resume_schedule",
+    "trigger_schedule", "reschedule",
     "backfill_schedule", "drop_schedule", "advance_schedule", "tick", "start_ticking", "stop_ticking",
 }  # fmt: skip
 ADMIN = {"put_queue", "put_job_type", "grant_queue", "revoke_queue", "open_queue"}
