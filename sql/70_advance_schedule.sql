@@ -27,24 +27,35 @@ $$;
 comment on function almanac._backlog_from(almanac.schedule, timestamptz) is
     'Where in a backlog catch-up begins, by catch_up, max_age and max_runs.';
 
--- 70 _lock_live: the live jobs of those of the given schedules that may cancel them, by id, before any of them is
--- touched. Workers end jobs in batches, by id too: so whoever comes second waits, and nobody waits for one who waits.
+-- 70 _lock_live: the live jobs of those of the given schedules that may cancel them, before any of them is touched.
+-- Waits for nobody: a transaction that holds such a job, for as long as it likes, would stop every schedule that is
+-- due. Returns the schedules of which a job could not be had; the next tick decides them.
 -- Reads: schedule, job.
 create or replace function almanac._lock_live(rows tid[])
-    returns void
+    returns tid[]
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 begin
-    perform from almanac.schedule s
-       join almanac.job on job.queue = s.queue and job.schedule = s.name
-      where s.ctid = any (_lock_live.rows) and s.overlap = 'cancel_running'
-      order by job.queue, job.id
-        for update of job;
+    return array(
+        with live as materialized (
+            select s.ctid as row_id, job.queue, job.id
+              from almanac.schedule s
+              join almanac.job on job.queue = s.queue and job.schedule = s.name
+             where s.ctid = any (_lock_live.rows) and s.overlap = 'cancel_running'
+        ), locked as materialized (
+            select job.queue, job.id
+              from almanac.schedule s
+              join almanac.job on job.queue = s.queue and job.schedule = s.name
+             where s.ctid = any (_lock_live.rows) and s.overlap = 'cancel_running'
+               for update of job skip locked
+        )
+        select distinct live.row_id from live
+         where (live.queue, live.id) not in (select locked.queue, locked.id from locked));
 end;
 $$;
 comment on function almanac._lock_live(tid[]) is
-    'Lock the jobs that advancing these schedules may cancel, in one order.';
+    'Lock the jobs that advancing these schedules may cancel; returns the schedules whose jobs somebody else holds.';
 
 -- 70 _cancel_live: makes room for a new job of the schedule: waiting ones are cancelled, running ones asked to let go.
 -- Reads: job. Writes: job. Calls: clock, _finish.
@@ -464,6 +475,7 @@ declare
     v_now      timestamptz := almanac.clock();
     v_rows     tid[];
     v_present  tid[];
+    v_held     tid[];
     v_schedule almanac.schedule;
     v_queues   text[];
     v_queue    text;
@@ -516,9 +528,13 @@ begin
     end if;
     v_report.skipped := v_decided - v_report.fired;
     if v_decided < v_report.schedules then
-        perform almanac._lock_live(v_rows);
+        v_held := almanac._lock_live(v_rows);
         -- Rows that were advanced have moved on; what is still found in its place is not decided yet.
-        for v_schedule in select s.* from almanac.schedule s where s.ctid = any (v_rows) order by s.look_at loop
+        for v_schedule in
+            select s.* from almanac.schedule s
+             where s.ctid = any (v_rows) and s.ctid <> all (v_held)
+             order by s.look_at
+        loop
             v_room := least(_advance_due.batch_size - v_report.fired - v_report.skipped, 10000);
             if v_room <= 0 then
                 v_report.more := true;

@@ -344,6 +344,27 @@ def test_cancel_running_makes_room(jobs, now):
     assert decisions(jobs) == {"fired": 3}
 
 
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_a_job_that_somebody_holds_stops_only_the_schedule_that_would_cancel_it(jobs, session, now, ending):
+    put(jobs, cron=MINUTELY, overlap="cancel_running")
+    put(jobs, "other", cron=MINUTELY, catch_up="all")
+    now.advance(minutes=1)
+    drain(jobs)
+    holder = session()
+    holder.sql("begin")
+    holder.cancel(queue="default", job_id=jobs.one("select id from almanac.job where schedule = 'daily'"))
+    now.advance(minutes=2)
+    ticker = session()
+    ticker.sql("set statement_timeout = '5s'")
+    assert drain(ticker) == (2, 0)
+    assert at(jobs, "fired") == minutes(1, 1)
+    holder.sql(ending)
+    assert drain(ticker) == (1, 1)
+    assert at(jobs, "coalesced") == minutes(2, 1)
+    assert at(jobs, "fired") == [*minutes(1, 1), *minutes(3, 1)]
+    assert jobs.one("select count(*) from almanac.job where schedule = 'daily'") == 1
+
+
 def test_cancel_running_after_downtime_makes_one_job(jobs, now):
     put(jobs, cron=MINUTELY, overlap="cancel_running", catch_up="all")
     now.advance(minutes=10)
