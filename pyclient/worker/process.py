@@ -205,7 +205,8 @@ class Worker:
         if self._stop_by is None:
             self._stop_by = time.monotonic() + self.options.grace
         self.fetcher.stop()
-        await asyncio.wait([fetcher], timeout=max(0.0, min(5.0, self._stop_by - time.monotonic())))
+        # A claim that is under way brings jobs that have to be given back, even if everything is to end now.
+        await asyncio.wait([fetcher], timeout=max(1.0, min(5.0, self._stop_by - time.monotonic())))
         self._give_back_buffer()
         await drain(self.slots, lambda: self._stop_by or 0.0)
         for job in self.slots.running():

@@ -358,7 +358,8 @@ class JobMachine(RuleBasedStateMachine):
         caller = self.step()
         key = key if queue == "keyed" else None
         (row,) = caller.enqueue(
-            queue=queue, job_type=job_type, priority=priority, concurrency_key=key, dedup_key=dedup, dedup_for=window,
+            queue=queue, job_type=job_type, priority=priority, concurrency_key=key, dedup_key=dedup,
+            dedup_for=None if dedup is None else window,
             max_attempts=attempts, due_at=self.model.now + timedelta(seconds=due),
         )  # fmt: skip
         self.made(
