@@ -1,5 +1,6 @@
 -- 62 _prune: rows that partitions cannot take with them: those of queues that keep less than the longest-keeping one,
 -- windows of dedup keys that have passed, workers and sleepers that are gone. At most batch_size of each per call.
+-- Waits for nobody: what somebody is just changing is left to the next call, and the tick around this one goes on.
 -- Reads: queue. Writes: job_history, job_history_default, attempt, attempt_default, tick, tick_default, dedup, sleeper,
 -- worker, audit, alert. Calls: clock.
 create or replace function almanac._prune(batch_size integer default 1000)
@@ -58,14 +59,23 @@ begin
     delete from almanac.tick_default
      where tick_default.ctid = any (array(
         select t.ctid from almanac.tick_default t
-         where greatest(t.tick_at, t.decided_at) < v_now - v_longest limit _prune.batch_size));
+         where greatest(t.tick_at, t.decided_at) < v_now - v_longest limit _prune.batch_size for update skip locked));
     delete from almanac.dedup
      where dedup.ctid = any (array(
         select d.ctid from almanac.dedup d where d.held_until <= v_now limit _prune.batch_size for update skip locked));
     get diagnostics v_dedup = row_count;
-    delete from almanac.sleeper where sleeper.sleeps_until < v_now - interval '1 minute';
-    delete from almanac.worker where worker.last_seen_at < v_now - interval '1 day';
-    delete from almanac.alert where alert.cleared_at < v_now - v_longest;
+    delete from almanac.sleeper
+     where sleeper.ctid = any (array(
+        select s.ctid from almanac.sleeper s where s.sleeps_until < v_now - interval '1 minute'
+         limit _prune.batch_size for update skip locked));
+    delete from almanac.worker
+     where worker.ctid = any (array(
+        select w.ctid from almanac.worker w where w.last_seen_at < v_now - interval '1 day'
+         limit _prune.batch_size for update skip locked));
+    delete from almanac.alert
+     where alert.ctid = any (array(
+        select a.ctid from almanac.alert a where a.cleared_at < v_now - v_longest
+         limit _prune.batch_size for update skip locked));
     delete from almanac.audit
      where audit.id = any (array(
         select a.id from almanac.audit a where a.at < v_now - greatest(v_longest, interval '365 days')

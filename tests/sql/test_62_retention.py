@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from tests.jobs import held
 
 
@@ -90,6 +92,30 @@ def test_workers_and_sleepers_that_are_gone_are_forgotten(jobs, clock):
     prune(jobs)
     assert [row.worker for row in jobs.sql("select worker from almanac.worker_overview")] == ["here"]
     assert [row.worker for row in jobs.sql("select worker from almanac.sleeper")] == ["here"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "select almanac.doze('q', 'w')",
+        "select almanac.report_worker('w', 'h', 1, '1', array['q'], 1, 0)",
+        "select almanac._raise_alert('a', 's', 'warning', 'm', 'h')",
+    ],
+)
+def test_a_tick_does_not_wait_for_whoever_comes_back_just_now(jobs, session, clock, call):
+    jobs.put()
+    jobs.sql(call)
+    jobs.sql("select almanac._clear_alert('a', 's')")
+    clock.advance(days=40)
+    returning, ticker = session(), session()
+    returning.sql("begin")
+    returning.sql(call)
+    ticker.sql("set statement_timeout = '5s'")
+    ticker.tick()
+    returning.sql("commit")
+    tables = ("sleeper", "worker", "alert")
+    kept = [table for table in tables if jobs.one(f"select count(*) from almanac.{table}")]
+    assert len(kept) == 1, "whoever came back, and nobody else"
 
 
 def test_what_operators_did_is_kept_for_a_year(jobs, clock):
