@@ -75,7 +75,9 @@ begin
             case when v_state is null then 'does not exist'
                  when v_state = 'dead' then 'has a dedup_key that another job has taken, or is just being redriven'
                  else 'is ' || v_state || ', not dead' end,
-            'Only dead jobs can be redriven: select * from almanac.dead_job;');
+            case when v_state in ('scheduled', 'retrying')
+                 then format('To have it run now: select almanac.make_due(%L, %s);', redrive.queue, redrive.job_id)
+                 else 'Only dead jobs can be redriven: select * from almanac.dead_job;' end);
     end if;
 end;
 $$;

@@ -52,8 +52,9 @@ def test_only_dead_jobs_can_be_redriven(jobs, state):
         jobs.redrive(queue="q", job_id=job_id)
         jobs.complete(**held(jobs.claim_one()))
     before = jobs.sql("select * from almanac.job"), jobs.sql("select * from almanac.job_history order by finished_at")
-    with refused("PA003"):
+    with refused("PA003") as said:
         jobs.redrive(queue="q", job_id=job_id)
+    assert ("make_due" in said.value.diag.message_hint) == (state == "scheduled")
     after = jobs.sql("select * from almanac.job"), jobs.sql("select * from almanac.job_history order by finished_at")
     assert before == after
 
