@@ -119,9 +119,31 @@ end;
 $$;
 comment on function almanac._ring_pg_cron() is 'Let pg_cron read its jobs again, in case it missed the change.';
 
+-- 70 _dismiss_pg_cron: pg_cron ticks though its job was taken away: that message got lost too, and it would go on until
+-- the next restart. A job that comes and goes in one transaction is a change, and nothing else.
+create or replace function almanac._dismiss_pg_cron()
+    returns void
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
+as $$
+declare
+    v_has_job boolean;
+begin
+    if to_regclass('cron.job') is not null then
+        execute 'select exists (select from cron.job where jobname = $1 and database = current_database())'
+            into v_has_job using 'almanac';
+        if not v_has_job then
+            execute 'select cron.unschedule(cron.schedule($1, $2, $3))' using 'almanac', '* * * * *', 'select 1';
+        end if;
+    end if;
+exception
+    when insufficient_privilege or undefined_function or lock_not_available then null;
+end;
+$$;
+comment on function almanac._dismiss_pg_cron() is 'Let pg_cron read its jobs again if it ticks and has no job of ours.';
+
 -- 70 _keep_house: once a minute, by whichever tick gets there first: partitions, retention, zone rules, and pg_cron if
--- it should tick and does not.
--- Reads: heartbeat. Calls: clock, _beat, _keep_partitions, _prune, _ring_pg_cron, _watch_zones.
+-- it should tick and does not, or ticks and should not.
+-- Reads: heartbeat. Calls: clock, _beat, _keep_partitions, _prune, _ring_pg_cron, _dismiss_pg_cron, _watch_zones.
 create or replace function almanac._keep_house(batch_size integer, ticked_by text)
     returns boolean
     language plpgsql volatile set search_path = pg_catalog, pg_temp
@@ -141,6 +163,8 @@ begin
     if exists (select from almanac.heartbeat h
                 where h.source = 'pg_cron' and h.ticked_at not between v_now - interval '10 seconds' and v_now) then
         perform almanac._ring_pg_cron();
+    elsif _keep_house.ticked_by = 'pg_cron' then
+        perform almanac._dismiss_pg_cron();
     end if;
     return true;
 end;

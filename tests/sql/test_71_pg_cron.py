@@ -105,6 +105,16 @@ def test_whoever_ticks_instead_of_pg_cron_lets_it_hear_of_its_job(cron_jobs):
 
 
 @pytest.mark.pg_cron
+def test_a_stop_that_pg_cron_missed_is_heard_when_it_ticks_once_more(cron_jobs):
+    launcher = Launcher(cron_jobs.conn)
+    time.sleep(2.5)  # it has heard of everything that came before
+    # What pg_cron does that still has a job in mind which is gone.
+    with launcher.reads_its_jobs():
+        cron_jobs.sql("select almanac._tick_from_pg_cron()")
+    assert cron_rows(cron_jobs) == []
+
+
+@pytest.mark.pg_cron
 def test_right_after_an_installation_pg_cron_is_given_time_to_listen(cron_jobs, cron_dsn):
     launcher = Launcher(cron_jobs.conn)
     with psycopg.connect(cron_dsn, autocommit=True) as conn:
