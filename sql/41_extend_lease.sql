@@ -1,36 +1,31 @@
--- 41 _lock_jobs: locks jobs by their tokens, in the order of their ids whatever the planner does, so that batches that
--- overlap wait for each other instead of deadlocking. With alive_at, only those whose lease lives then. Returns where
--- the rows are, for a statement that comes after and so sees what is there once they are locked, and which of the
--- given positions they were.
+-- 41 _lock_jobs: locks the jobs of leases that live at a moment, those that nobody else has locked. Each is looked up
+-- by its key whatever the planner believes of the table. Returns where the rows are, for a statement that comes after
+-- and so sees what is there once they are locked.
 -- Reads: job.
 create or replace function almanac._lock_jobs(
-    queue text, job_ids bigint[], lease_tokens bigint[], alive_at timestamptz, out jobs tid[], out positions integer[])
-    returns record
+    queue text, job_ids bigint[], lease_tokens bigint[], alive_at timestamptz)
+    returns tid[]
     language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 begin
-    select coalesce(array_agg(held.job order by held.id), '{}'), coalesce(array_agg(held.n order by held.id), '{}')
-      into _lock_jobs.jobs, _lock_jobs.positions
-      from (select distinct on (locked.id) locked.id, locked.job, wanted.n
-              from (select k.job_id, k.lease_token, k.n
-                      from unnest(_lock_jobs.job_ids, _lock_jobs.lease_tokens) with ordinality
-                           as k (job_id, lease_token, n)
-                     order by k.job_id, k.n) wanted
-             cross join lateral (
-                select job.id, job.ctid as job from almanac.job
-                 where job.queue = _lock_jobs.queue and job.id = wanted.job_id and job.lease_token = wanted.lease_token
-                   and (_lock_jobs.alive_at is null
-                        or (job.state = 'running' and job.lease_expires_at > _lock_jobs.alive_at))
-                   for update) locked
-             order by locked.id, wanted.n) held;
+    return array(
+        select locked.ctid
+          from unnest(_lock_jobs.job_ids, _lock_jobs.lease_tokens) as wanted (job_id, lease_token)
+         cross join lateral (
+            select job.ctid from almanac.job
+             where job.queue = _lock_jobs.queue and job.id = wanted.job_id and job.lease_token = wanted.lease_token
+               and job.state = 'running' and job.lease_expires_at > _lock_jobs.alive_at
+               for update skip locked) locked);
 end;
 $$;
 comment on function almanac._lock_jobs(text, bigint[], bigint[], timestamptz) is
-    'Lock jobs of the given tokens in one order; returns their rows and their positions in the arrays.';
+    'Lock the jobs of live leases that nobody else has locked; returns their rows.';
 
 -- 41 extend_leases: running -> running, for many jobs in one statement. Jobs whose lease is lost are left out of the
--- answer. A lease never gets shorter by it, also when the clock was set back.
--- Writes: job. Calls: clock, _open_queue, _lock_jobs.
+-- answer. A lease never gets shorter by it, also when the clock was set back. Waits for nobody: a transaction that
+-- holds one of the jobs, for as long as it likes, would cost the worker the leases of all. That one is in the answer as
+-- it stands.
+-- Reads: job. Writes: job. Calls: clock, _open_queue, _lock_jobs.
 create or replace function almanac.extend_leases(
     queue text, job_ids bigint[], lease_tokens bigint[], lease interval default null)
     returns setof almanac.extended_lease
@@ -48,7 +43,20 @@ begin
             detail  = format('It is %s.', extend_leases.lease),
             hint    = 'Leave it out to use the lease of the job type or the queue.';
     end if;
-    v_jobs := (almanac._lock_jobs(extend_leases.queue, extend_leases.job_ids, extend_leases.lease_tokens, v_now)).jobs;
+    v_jobs := almanac._lock_jobs(extend_leases.queue, extend_leases.job_ids, extend_leases.lease_tokens, v_now);
+    if cardinality(v_jobs) < cardinality(extend_leases.job_ids) then
+        return query
+            select distinct held.queue, held.id, held.lease_token, held.lease_expires_at, held.cancel_requested_at
+              from unnest(extend_leases.job_ids, extend_leases.lease_tokens) as wanted (job_id, lease_token)
+             cross join lateral (
+                select job.queue, job.id, job.lease_token, job.lease_expires_at, job.cancel_requested_at
+                  from almanac.job
+                 where job.queue = extend_leases.queue and job.id = wanted.job_id
+                   and job.lease_token = wanted.lease_token
+                   and job.state = 'running' and job.lease_expires_at > v_now
+                   and job.ctid <> all (v_jobs)
+                offset 0) held;
+    end if;
     return query
         update almanac.job
            set lease_expires_at = greatest(
@@ -58,19 +66,23 @@ begin
 end;
 $$;
 comment on function almanac.extend_leases(text, bigint[], bigint[], interval) is
-    'Extend live leases; the answer lists those that go on and whether their cancellation was asked for.';
+    'Extend live leases without waiting for locks; lists those that go on, and whether to let go (cancelled).';
 
 -- 41 extend_lease: running -> running. A worker that is still alive asks for more time. Only the holder of a live lease
--- may extend it; asking late is an error, not a renewal.
--- Calls: extend_leases, _raise_lease_lost.
+-- may extend it; asking late is an error, not a renewal. Waits for whoever has locked the job: there is no other.
+-- Reads: job. Calls: extend_leases, _raise_lease_lost.
 create or replace function almanac.extend_lease(
     queue text, job_id bigint, lease_token bigint, lease interval default null)
     returns almanac.extended_lease
-    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
     v_extended almanac.extended_lease;
 begin
+    perform from almanac.job
+      where job.queue = extend_lease.queue and job.id = extend_lease.job_id
+        and job.lease_token = extend_lease.lease_token and job.state = 'running'
+        for update;
     select * into v_extended
       from almanac.extend_leases(extend_lease.queue, array[extend_lease.job_id], array[extend_lease.lease_token],
                                  extend_lease.lease);

@@ -290,6 +290,37 @@ def test_reclaim_passes_over_a_lease_that_is_being_extended(jobs, sessions, cloc
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("act", ["cancel", "complete"])
+def test_a_job_that_somebody_holds_does_not_cost_the_leases_of_the_others(jobs, sessions, clock, act, ending):
+    a, b = sessions
+    jobs.put()
+    jobs.enqueue_many(queue="q", job_type="t", payloads=[{}] * 3)
+    claimed = jobs.claim(batch_size=3, lease=MINUTE)
+    a.sql("begin")
+    if act == "cancel":
+        a.cancel(queue="q", job_id=claimed[1].job_id)
+    else:
+        a.complete(**held(claimed[1]))
+    b.sql("set statement_timeout = '5s'")
+
+    def extended():
+        leases = b.extend_leases(
+            queue="q",
+            job_ids=[job.job_id for job in claimed],
+            lease_tokens=[job.lease_token for job in claimed],
+            lease=10 * MINUTE,
+        )
+        return {lease.job_id: lease.lease_expires_at - clock.now() for lease in leases}
+
+    clock.freeze(claimed[0].lease_expires_at - MINUTE)
+    first, second, third = (job.job_id for job in claimed)
+    assert extended() == {first: 10 * MINUTE, second: MINUTE, third: 10 * MINUTE}
+    a.sql(ending)
+    gone = act == "complete" and ending == "commit"
+    assert extended().get(second) == (None if gone else 10 * MINUTE)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_extend_that_began_in_time_waits_for_a_reclaim_and_is_then_refused(jobs, sessions, clock, ending):
     a, b = sessions
     jobs.put()
