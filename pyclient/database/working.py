@@ -99,6 +99,14 @@ async def for_claims(conn: AsyncConnection) -> None:
         await _CLAIM.prepare(conn)
 
 
+async def for_reports(conn: AsyncConnection, *, patience: timedelta) -> None:
+    """Prepare a connection that does not wait longer for what somebody else has locked. Does nothing where a pooler
+    shares sessions: the setting would stay for others."""
+    if conn.prepare_threshold is not None:
+        milliseconds = int(patience.total_seconds() * 1000)
+        await conn.execute("select set_config('lock_timeout', %s, false)", [str(milliseconds)])
+
+
 async def doze_for(conn: AsyncConnection, queue: str, worker: str, at_most: timedelta) -> float | None:
     """`doze`, answered in seconds from now: a worker's clock need not agree with the database's."""
     with translated():

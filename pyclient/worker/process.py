@@ -11,6 +11,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyclient import __version__, database, errors
@@ -23,7 +25,7 @@ from pyclient.worker.leases import Keeper, exit_at_once
 from pyclient.worker.link import Link, State, one_line
 from pyclient.worker.listening import Listener
 from pyclient.worker.options import Options
-from pyclient.worker.reporting import Failed, Outbox, Released
+from pyclient.worker.reporting import LOCK_PATIENCE, LOCK_PATIENCE_ASIDE, Failed, Outbox, Released
 from pyclient.worker.running import CANCELLED, LOST, STOPPING, Slots, drain
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ class Worker:
         self.loop = loop = asyncio.get_running_loop()
         self._wake_up = asyncio.Event()
         await self._declare()
-        self.outbox = Outbox(Link("report", self.dsn, self.state), self.held, self.metrics, self._is_busy)
+        self.outbox = self._open_outbox()
         self.slots = Slots(
             self.options.concurrency, self.app.jobs, self.outbox, self.held, self.metrics, self._around()
         )
@@ -199,6 +201,14 @@ class Worker:
         finally:
             await link.drop()
 
+    def _open_outbox(self) -> Outbox:
+        def lane(name: str, patience: timedelta, is_busy: Callable[[], bool], aside: Outbox | None = None) -> Outbox:
+            link = Link(name, self.dsn, self.state, prepare=partial(database.for_reports, patience=patience))
+            return Outbox(link, self.held, self.metrics, is_busy, aside)
+
+        aside = lane("report aside", LOCK_PATIENCE_ASIDE, lambda: False)
+        return lane("report", LOCK_PATIENCE, self._is_busy, aside)
+
     async def _end(self, fetcher: "asyncio.Task[None]", reporter: "asyncio.Task[None]") -> None:
         """Stop claiming, give back what has not started, wait for what runs, give back the rest, report it all."""
         self.stopping = True
@@ -220,7 +230,8 @@ class Worker:
         self._give_back_buffer()
         # The database gets a few seconds more to take what is finished.
         last_moment = max(self._stop_by, time.monotonic()) + 5.0
-        self.outbox.give_up = lambda: time.monotonic() > last_moment
+        for lane in self.outbox.lanes:
+            lane.give_up = lambda: time.monotonic() > last_moment
         while not self.outbox.is_empty and not reporter.done() and time.monotonic() < last_moment:
             self.outbox.poke()
             await asyncio.sleep(0.002)
@@ -236,7 +247,7 @@ class Worker:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(3):
                 await link.call(lambda conn: database.retire_worker(conn, worker=self.name), until=lambda: True)
-        for one in (link, self.fetcher.link):
+        for one in (*(lane.link for lane in self.outbox.lanes), self.fetcher.link):
             await one.drop()
         await self.services.close()
 
@@ -291,9 +302,13 @@ class Worker:
             "running": ("Handlers that run now.", self.slots.busy),
             "buffered": ("Jobs claimed and not yet started.", len(self.slots.buffer)),
             "due": ("Jobs that are due and wait, in the queues of this worker.", self.due),
-            "unreported": ("Jobs whose end the database does not know yet.", self.outbox.size()),
+            "unreported": ("Jobs whose end the database does not know yet.", self._unreported()),
             "database_up": ("1 while the database can be reached.", float(self.state.is_up)),
         }
+
+    def _unreported(self) -> int:
+        # Not what lies in the outbox: a batch that is under way, while the database is away for hours, is not there.
+        return max(0, len(self.held) - self.slots.busy - len(self.slots.buffer))
 
     def trouble(self) -> str | None:
         """Why this worker should not be called healthy; None if it should."""
@@ -367,7 +382,7 @@ class Worker:
                     lease_token=job.lease_token,
                     error=f"timed out after {definition.timeout:g} s: the handler blocked the event loop",
                 )
-            for queue, done in self.outbox.done.items():
+            for queue, done in [item for lane in self.outbox.lanes for item in lane.done.items()]:
                 with contextlib.suppress(Exception):
                     database.complete_many(
                         conn,
@@ -377,7 +392,8 @@ class Worker:
                         results=[None if text is None else database.JsonText(text) for _, text in done],
                         external_ids=[one.external_text() for one, _ in done],
                     )
-            for failed in [one for one in self.outbox.endings if isinstance(one, Failed)]:
+            endings = [one for lane in self.outbox.lanes for one in lane.endings]
+            for failed in [one for one in endings if isinstance(one, Failed)]:
                 with contextlib.suppress(Exception):
                     database.fail_with_backoff(
                         conn,

@@ -2,15 +2,18 @@
 
 One batch is under way at a time; what ends meanwhile is the next one. With work waiting in the buffer a batch may
 gather for a few milliseconds, otherwise it leaves at once.
+
+A transaction of somebody else's that holds one of the jobs, for as long as it likes, must not keep the others from
+being reported. So a batch does not wait long for a lock: it is put aside, and there each job goes alone.
 """
 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import psycopg
 
@@ -26,6 +29,9 @@ FULL = 500
 GATHER = 0.004
 LARGEST = 1000
 LONGEST_RETRY = timedelta(days=3650)
+# So long a batch waits for a job that somebody holds; then each of them alone, and how soon those again that are held.
+LOCK_PATIENCE, LOCK_PATIENCE_ASIDE = timedelta(milliseconds=200), timedelta(milliseconds=20)
+AGAIN = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class CancelledByHandler:
 
 
 Ending = Failed | Released | Snoozed | CancelledByHandler
+T = TypeVar("T")
 # What a database says that has no UTF-8: the letter is not in its encoding, or it cannot tell.
 _NO_SUCH_LETTER = (psycopg.DataError, psycopg.NotSupportedError)
 
@@ -69,9 +76,23 @@ def in_ascii(ending: Any) -> Any:
     return replace(ending, **{name: text.encode("ascii", "backslashreplace").decode()})
 
 
+class Held(Exception):
+    """Somebody holds one of the jobs, and nothing was reported."""
+
+
 class Outbox:
-    def __init__(self, link: Link, held: set[JobContext], metrics: Metrics, is_busy: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        held: set[JobContext],
+        metrics: Metrics,
+        is_busy: Callable[[], bool],
+        aside: "Outbox | None" = None,
+    ) -> None:
         self.link = link
+        #: Takes what cannot be reported at once; None: this is the one that does.
+        self.aside = aside
+        self.largest = 1 if aside is None else LARGEST
         self.held = held
         self.metrics = metrics
         self.is_busy = is_busy
@@ -85,8 +106,12 @@ class Outbox:
         self.hungry = False
 
     @property
+    def lanes(self) -> "list[Outbox]":
+        return [self] if self.aside is None else [self, self.aside]
+
+    @property
     def is_empty(self) -> bool:
-        return not self._under_way and not self.endings and not any(self.done.values())
+        return not any(lane._under_way or lane.size() for lane in self.lanes)
 
     def add(self, ending: Ending) -> None:
         self.endings.append(ending)
@@ -115,6 +140,11 @@ class Outbox:
                 timer.cancel()
 
     async def run(self) -> None:
+        async with asyncio.TaskGroup() as running:
+            for lane in self.lanes:
+                running.create_task(lane._run())
+
+    async def _run(self) -> None:
         while True:
             if not self.size():
                 self.hungry = True
@@ -123,6 +153,10 @@ class Outbox:
             if self.is_busy() and self.size() < FULL:
                 await self._wait(GATHER)
             await self.flush()
+            if self.aside is None:
+                if not self.size():
+                    await self.link.drop()
+                await asyncio.sleep(AGAIN)
 
     async def flush(self) -> None:
         self._under_way = True
@@ -130,12 +164,15 @@ class Outbox:
             for queue in [queue for queue, done in self.done.items() if done]:
                 done, self.done[queue] = self.done[queue], []
                 while done:
-                    batch, rest = done[:LARGEST], done[LARGEST:]
+                    batch, rest = done[: self.largest], done[self.largest :]
                     try:
                         await self._complete(queue, batch)
                     except BaseException:
                         # Whatever happens to this task, a finished result is not lost.
-                        self.done[queue] = done + self.done[queue]
+                        ended = self._waiting_to_end()
+                        self.done[queue] = [
+                            one for one in done if one[0] in self.held and one[0] not in ended
+                        ] + self.done[queue]
                         raise
                     done = rest
             if self.endings:
@@ -143,10 +180,34 @@ class Outbox:
                 try:
                     await self._end(endings)
                 except BaseException:
-                    self.endings = [one for one in endings if one.job in self.held] + self.endings
+                    ended = self._waiting_to_end()
+                    self.endings = [
+                        one for one in endings if one.job in self.held and one.job not in ended
+                    ] + self.endings
                     raise
         finally:
             self._under_way = False
+
+    def _waiting_to_end(self) -> set[JobContext]:
+        return {one.job for lane in self.lanes for one in lane.endings}
+
+    async def _call(self, operation: Callable[[database.AsyncConnection], Awaitable[T]]) -> T:
+        is_held = False
+
+        async def unless_held(conn: database.AsyncConnection) -> T | None:
+            nonlocal is_held
+            try:
+                is_held = False
+                return await operation(conn)
+            except psycopg.errors.LockNotAvailable:
+                # An answer, not a failure: the link would try it again and again.
+                is_held = True
+                return None
+
+        answer = await self.link.call(unless_held, until=self.give_up)
+        if is_held:
+            raise Held
+        return cast(T, answer)
 
     # ── completed ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -154,7 +215,14 @@ class Outbox:
         job_id, token = database.Claimed.JOB_ID, database.Claimed.LEASE_TOKEN
         rows = [(job._row[job_id], job._row[token], result, job.external_text()) for job, result in batch]
         try:
-            accepted = await self.link.call(lambda conn: database.complete_rows(conn, queue, rows), until=self.give_up)
+            accepted = await self._call(lambda conn: database.complete_rows(conn, queue, rows))
+        except Held:
+            if self.aside is not None:
+                self.aside.done[queue].extend(batch)
+                self.aside.poke()
+            else:
+                self.done[queue].extend(batch)
+            return
         except (errors.AlmanacError, psycopg.Error) as error:
             if passes(error):
                 raise
@@ -205,10 +273,12 @@ class Outbox:
 
     async def _batch(self, queue: str, group: list[Any], report: Callable[..., Any]) -> None:
         """All in one statement; one by one if a lease among them is lost."""
-        for start in range(0, len(group), LARGEST):
-            part = group[start : start + LARGEST]
+        for start in range(0, len(group), self.largest):
+            part = group[start : start + self.largest]
             try:
                 await report(queue, part)
+            except Held:
+                self._put_aside(part)
             except (errors.AlmanacError, psycopg.Error) as error:
                 if passes(error):
                     raise
@@ -222,6 +292,11 @@ class Outbox:
                 else:
                     self._unrecorded(part[0].job, error)
 
+    def _put_aside(self, endings: Sequence[Ending]) -> None:
+        aside = self.aside or self
+        aside.endings.extend(endings)
+        aside.poke()
+
     async def _fail(self, queue: str, group: Sequence[Failed]) -> None:
         rows = [
             {
@@ -234,9 +309,7 @@ class Outbox:
             for one in group
         ]
         by_id = {one.job.job_id: one for one in group}
-        for job_id, state, due_at in await self.link.call(
-            lambda conn: database.fail_rows(conn, queue, rows), until=self.give_up
-        ):
+        for job_id, state, due_at in await self._call(lambda conn: database.fail_rows(conn, queue, rows)):
             one = by_id[job_id]
             self.held.discard(one.job)
             self.metrics.failed += 1
@@ -254,7 +327,7 @@ class Outbox:
 
     async def _release(self, queue: str, group: Sequence[Released]) -> None:
         rows = [{"job_id": one.job.job_id, "lease_token": one.job.lease_token, "reason": one.reason} for one in group]
-        await self.link.call(lambda conn: database.release_rows(conn, queue, rows), until=self.give_up)
+        await self._call(lambda conn: database.release_rows(conn, queue, rows))
         self.held.difference_update([one.job for one in group])
         self.metrics.released += len(group)
 
@@ -275,7 +348,9 @@ class Outbox:
                 await database.cancel_held(conn, queue, job.job_id, job.lease_token, one.reason)
 
         try:
-            await self.link.call(report, until=self.give_up)
+            await self._call(report)
+        except Held:
+            self._put_aside([one])
         except errors.LeaseLost:
             self._lost(job, type(one).__name__.lower())
         except (errors.AlmanacError, psycopg.Error) as error:

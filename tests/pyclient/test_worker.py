@@ -895,3 +895,58 @@ def test_a_claim_that_was_sent_on_a_ring_is_answered_for_whatever_happens_next(a
             seen.get(timeout=20)
     ((state,),) = jobs.rows("select state from almanac.job union all select state from almanac.job_history")
     assert state in (("completed", "scheduled") if meanwhile == "stop" else ("completed",))
+
+
+@pytest.mark.parametrize("outcome", ["completes", "fails", "snoozes"])
+def test_a_job_that_somebody_holds_keeps_no_other_from_being_reported(app, live_dsn, jobs, outcome):
+    ends = threading.Event()
+
+    @app.job("t")
+    async def handler(ctx: JobContext) -> None:
+        await asyncio.to_thread(ends.wait, 10)
+        if outcome == "fails":
+            raise RetryAfter(3600, "busy")
+        if outcome == "snoozes":
+            raise Snooze(timedelta(hours=1))
+
+    @app.job("later")
+    async def later() -> None: ...
+
+    made = [app.enqueue("t") for _ in range(5)]
+    with in_thread(app, live_dsn) as running, psycopg.connect(live_dsn) as holder:
+        wait_until(lambda: running.worker.slots.busy == 5)
+        holder.execute("select from almanac.job where id = %s for update", [made[2].job_id])
+        ends.set()
+        state = {"completes": "completed", "fails": "retrying", "snoozes": "scheduled"}[outcome]
+        for job in made[:2] + made[3:]:
+            jobs.wait(job, state, timeout=5)
+        assert running.worker._gauges()["unreported"][1] == 1
+        # Nor those that come after.
+        for _ in range(20):
+            jobs.wait(app.enqueue("later"), "completed", timeout=2)
+        assert jobs.state(made[2]) == "running"
+        assert running.worker.state.is_up
+        holder.rollback()
+        jobs.wait(made[2], state, timeout=5)
+        wait_until(lambda: not running.worker.held and running.worker.outbox.is_empty)
+
+
+def test_a_worker_can_be_stopped_while_somebody_holds_a_job_of_it(app, live_dsn, jobs):
+    began, ends = threading.Event(), threading.Event()
+
+    @app.job("t")
+    async def handler() -> None:
+        began.set()
+        await asyncio.to_thread(ends.wait, 10)
+
+    job = app.enqueue("t")
+    with in_thread(app, live_dsn) as running, psycopg.connect(live_dsn) as holder:
+        began.wait(10)
+        holder.execute("select from almanac.job where id = %s for update", [job.job_id])
+        ends.set()
+        wait_until(lambda: running.worker.slots.busy == 0)
+        running.stop()
+        time.sleep(1)
+        holder.rollback()
+        assert running.join() == 0
+        assert jobs.state(job) == "completed"
