@@ -1,6 +1,5 @@
 """Keeps leases alive from a thread with a connection of its own, so that a handler which blocks the event loop neither
-loses the leases of all others nor goes unnoticed. Does the other small rounds too: showing the worker to operators,
-ticking when nobody else does.
+loses the leases of all others nor goes unnoticed.
 """
 
 import asyncio
@@ -23,8 +22,6 @@ logger = logging.getLogger("pyclient.worker")
 # Often enough that a cancelled job hears of it soon, however long its lease.
 EXTEND_EVERY = 5.0
 ROUND = 0.25
-REPORT_EVERY = 10.0
-TICK_EVERY = 1.0
 # A loop that has not turned for so long is worth a line in the log.
 BLOCKED = 2.0
 
@@ -39,8 +36,6 @@ class Keeper(threading.Thread):
         loop: asyncio.AbstractEventLoop,
         on_lost: Callable[[Sequence[JobContext]], None],
         on_cancel: Callable[[Sequence[JobContext]], None],
-        report: Callable[[database.Connection], None],
-        tick: Callable[[database.Connection], object],
         is_blocking: Callable[[], JobContext | None],
         give_up: Callable[[JobContext, float, database.Connection | None], None],
     ) -> None:
@@ -51,14 +46,10 @@ class Keeper(threading.Thread):
         self.loop = loop
         self.on_lost = on_lost
         self.on_cancel = on_cancel
-        self.report = report
-        self.tick = tick
         self.is_blocking = is_blocking
         self.give_up = give_up
         self.beat = time.monotonic()
         self._ended = threading.Event()
-        self._reported = 0.0
-        self._ticked = 0.0
         self._complained = False
 
     def stop(self) -> None:
@@ -93,12 +84,6 @@ class Keeper(threading.Thread):
         for queue, jobs in due.items():
             self._extend(queue, jobs)
         self._watch(now)
-        if now - self._reported >= REPORT_EVERY:
-            self._reported = now
-            self._quietly(self.report)
-        if now - self._ticked >= TICK_EVERY:
-            self._ticked = now
-            self._quietly(self.tick)
         return shortest / 4
 
     def _extend(self, queue: str, jobs: Sequence[JobContext]) -> None:
@@ -133,13 +118,6 @@ class Keeper(threading.Thread):
             job.lost = True
             job.cancel()
         self.loop.call_soon_threadsafe(self.on_lost, jobs)
-
-    def _quietly(self, operation: Callable[[database.Connection], object]) -> None:
-        """Nothing depends on it: try again next time."""
-        try:
-            self.link.call(operation)
-        except (errors.AlmanacError, database.DatabaseError) as error:
-            logger.debug("round of the lease keeper: %s", error)
 
     # ── a blocked loop ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -26,6 +26,7 @@ from pyclient.worker.link import Link, State, one_line
 from pyclient.worker.listening import Listener
 from pyclient.worker.options import Options
 from pyclient.worker.reporting import LOCK_PATIENCE, LOCK_PATIENCE_ASIDE, Failed, Outbox, Released
+from pyclient.worker.rounds import Rounds
 from pyclient.worker.running import CANCELLED, LOST, STOPPING, Slots, drain
 
 if TYPE_CHECKING:
@@ -97,12 +98,12 @@ class Worker:
             loop,
             on_lost=self._lost,
             on_cancel=self._cancelled,
-            report=self._report,
-            tick=self._tick,
             is_blocking=self._blocking,
             give_up=self._give_up,
         )
+        self.rounds = Rounds(self.dsn, self.state, report=self._report, tick=self._tick)
         self.keeper.start()
+        self.rounds.start()
         self.endpoint = self._open_endpoint()
         sweeper = asyncio.create_task(self._sweep())
         reporter = asyncio.create_task(self.outbox.run())
@@ -140,6 +141,7 @@ class Worker:
                 part.cancel()
             await asyncio.gather(stop, listener, reporter, sweeper, fetcher, return_exceptions=True)
             self.slots.close()
+            await asyncio.to_thread(self.rounds.stop)
             await asyncio.to_thread(self.keeper.stop)
             await self._retire()
             if self.endpoint is not None:

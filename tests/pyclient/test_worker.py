@@ -950,3 +950,17 @@ def test_a_worker_can_be_stopped_while_somebody_holds_a_job_of_it(app, live_dsn,
         holder.rollback()
         assert running.join() == 0
         assert jobs.state(job) == "completed"
+
+
+def test_a_tick_that_takes_long_costs_no_lease(app, live_dsn, jobs):
+    @app.job("t")
+    async def handler() -> None:
+        await asyncio.sleep(3)
+
+    with in_thread(app, live_dsn, lease=timedelta(seconds=1)), psycopg.connect(live_dsn) as holder:
+        holder.execute("lock table almanac.heartbeat")
+        job = jobs.wait(app.enqueue("t"), "completed")
+        assert job.attempt == 1
+        # It was under way all the time.
+        assert jobs.rows("select from pg_locks where relation = 'almanac.heartbeat'::regclass and not granted")
+        holder.rollback()
