@@ -138,6 +138,8 @@ class Keeper(threading.Thread):
                 extra={"job": job} if job else None,
             )
         if job is not None:
+            # There is no connection yet if no lease has had to be extended.
+            self.link.call(lambda _: None)
             self.give_up(job, blocked, self.link.conn)
 
 
