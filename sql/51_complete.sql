@@ -24,7 +24,11 @@ begin
     end if;
     if complete_many.job_ids <> array(
            select distinct c.job_id from unnest(complete_many.job_ids) as c (job_id)
-            where c.job_id is not null order by c.job_id) then
+            where c.job_id is not null order by c.job_id)
+       or array_dims(complete_many.lease_tokens) <> array_dims(complete_many.job_ids)
+       or array_dims(complete_many.results) <> array_dims(complete_many.job_ids)
+       or array_dims(complete_many.external_ids) <> array_dims(complete_many.job_ids) then
+        -- Subscripts need not begin at 1, and what belongs together has the same place, not the same subscript.
         -- Of several tokens of one job only the largest can be live, so that one comes last and counts.
         select array_agg(c.job_id), array_agg(c.lease_token), array_agg(c.result), array_agg(c.external_id)
           into complete_many.job_ids, complete_many.lease_tokens, complete_many.results, complete_many.external_ids

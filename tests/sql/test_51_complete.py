@@ -180,3 +180,23 @@ def test_a_job_given_with_two_tokens_is_completed_by_the_live_one(jobs):
     for tokens in ([live.lease_token, old.lease_token], [old.lease_token, live.lease_token]):
         answer = jobs.complete_many(queue="q", job_ids=[job_id, job_id], lease_tokens=tokens)
         assert [row[0] for row in answer] == [job_id]
+
+
+@pytest.mark.parametrize("given", ["[0:2]={%s}", "[5:7]={%s}", "{{%s}}"], ids=["from 0", "from 5", "of two dimensions"])
+@pytest.mark.parametrize("which", ["job_ids", "lease_tokens", "results", "external_ids"])
+def test_results_go_to_their_jobs_whatever_the_subscripts_of_an_array(jobs, which, given):
+    jobs.put()
+    for _ in range(3):
+        jobs.add()
+    claimed = jobs.claim(batch_size=3)
+    values = {
+        "job_ids": [job.job_id for job in claimed],
+        "lease_tokens": [job.lease_token for job in claimed],
+        "results": [job.job_id for job in claimed],
+        "external_ids": [job.job_id for job in claimed],
+    }
+    texts = {name: ",".join(map(str, value)) for name, value in values.items()}
+    arrays = {name: (given if name == which else "{%s}") % text for name, text in texts.items()}
+    jobs.sql("select almanac.complete_many('q', %s::bigint[], %s::bigint[], %s::jsonb[], %s::text[])", *arrays.values())
+    kept = jobs.sql("select id, result::text, external_id from almanac.job_history order by id")
+    assert [tuple(row) for row in kept] == [(i, str(i), str(i)) for i in sorted(values["job_ids"])]
