@@ -1,6 +1,6 @@
 -- 31 put_queue: make a queue, or change what is given and leave the rest. Null means "as it is"; a limit is lifted
 -- by naming it in unset, because null cannot say both.
--- Reads: queue. Writes: queue, queue_bucket, job. Calls: clock, _caller, _check_name, _authorize, _audit.
+-- Reads: queue, schedule. Writes: queue, queue_bucket, job. Calls: clock, _caller, _check_name, _authorize, _audit.
 create or replace function almanac.put_queue(
     queue text,
     lease interval default null,
@@ -23,6 +23,7 @@ declare
     v_before     almanac.queue;
     v_after      almanac.queue;
     v_constraint name;
+    v_gate       record;
 begin
     perform almanac._check_name('a queue', put_queue.queue, 200);
     if not coalesce(put_queue.unset, '{}') <@ array['max_running', 'rate_limit'] then
@@ -39,6 +40,18 @@ begin
         select * into v_before from almanac.queue where queue.queue = put_queue.queue for update;
         if v_before.restricted_at is not null then
             perform almanac._authorize(put_queue.queue, 'operate');
+        end if;
+    end if;
+    if put_queue.retention < v_before.retention then
+        select s.name, s.within into v_gate from almanac.schedule s
+         where s.queue = put_queue.queue and s.within > put_queue.retention
+         order by s.within desc limit 1;
+        if found then
+            raise exception using errcode = 'PA009',
+                message = 'retention is shorter than a gate looks back into history',
+                detail  = format('retention is %s, and schedule %s has within %s.', put_queue.retention,
+                                 quote_literal(v_gate.name), v_gate.within),
+                hint    = format('Keep at least %s, or shorten the gate first with put_schedule.', v_gate.within);
         end if;
     end if;
     update almanac.queue

@@ -240,3 +240,16 @@ def test_a_type_that_makes_no_sense_is_refused(jobs, settings):
     jobs.put()
     with refused("22023"):
         jobs.put_job_type(queue="q", job_type="t", **settings)
+
+
+def test_a_queue_keeps_history_for_as_long_as_its_gates_look_back(jobs):
+    jobs.put()
+    jobs.put_schedule(queue="q", name="first", cron="0 3 * * *", job_type="t")
+    jobs.put_schedule(
+        queue="q", name="second", cron="0 4 * * *", job_type="t", after_schedule="first", within=timedelta(days=7)
+    )
+    with refused("PA009"):
+        jobs.put_queue(queue="q", retention=timedelta(days=6))
+    assert jobs.put_queue(queue="q", retention=timedelta(days=7))
+    jobs.drop_schedule(queue="q", name="second")
+    jobs.put_queue(queue="q", retention=timedelta(days=6))
