@@ -1,6 +1,6 @@
 -- 44 doze: a worker says that it is about to sleep, so that enqueue rings. The bell works from the moment this
 -- commits: claim once more after it, and sleep only if that finds nothing.
--- Reads: job, sleeper. Writes: sleeper. Calls: clock, _open_queue.
+-- Reads: job, sleeper. Writes: sleeper. Calls: clock, _check_name, _open_queue.
 create or replace function almanac.doze(queue text, worker text, at_most interval default interval '5 seconds')
     returns timestamptz
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -10,6 +10,13 @@ declare
     v_queue almanac.queue := almanac._open_queue(doze.queue, 'work');
     v_next  timestamptz;
 begin
+    if doze.worker is null then
+        perform almanac._check_name('a worker', doze.worker, 200);
+    elsif doze.at_most is null then
+        raise exception using errcode = '22004',
+            message = 'at_most must not be null',
+            hint    = 'Leave it out to sleep for up to 5 seconds.';
+    end if;
     -- Marked for twice as long, so that of a worker's naps not each has to write and wait for the disk.
     if not exists (select from almanac.sleeper
                     where sleeper.queue = doze.queue and sleeper.worker = doze.worker
@@ -84,6 +91,12 @@ create or replace function almanac.report_worker(
 as $$
 begin
     perform almanac._check_name('a worker', report_worker.worker, 200);
+    if num_nulls(report_worker.host, report_worker.pid, report_worker.version, report_worker.queues,
+                 report_worker.concurrency, report_worker.running) > 0 then
+        raise exception using errcode = '22004',
+            message = 'a worker is reported with all of host, pid, version, queues, concurrency and running',
+            hint    = 'Give 0 or an empty text for what is not known.';
+    end if;
     insert into almanac.worker (worker, host, pid, version, queues, concurrency, running, started_at, last_seen_at)
     values (report_worker.worker, report_worker.host, report_worker.pid, report_worker.version, report_worker.queues,
             report_worker.concurrency, report_worker.running, almanac.clock(), almanac.clock())

@@ -218,7 +218,7 @@ comment on function almanac.tick(integer) is
 -- 70 tick_if_stale: the dead man's switch, called by every worker every second. While pg_cron, or somebody by hand,
 -- ticks, it costs a look at two rows. Otherwise one of the workers ticks each second; if pg_cron was expected to, an
 -- alert says so until it is back.
--- Reads: heartbeat, alert. Calls: clock, _clear_alert, _raise_alert, _tick.
+-- Reads: heartbeat, alert. Calls: clock, _check_name, _clear_alert, _raise_alert, _tick.
 create or replace function almanac.tick_if_stale(worker text, stale_after interval default interval '3 seconds')
     returns boolean
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set jit = off
@@ -229,6 +229,13 @@ declare
     v_manual   timestamptz;
     v_worker   timestamptz;
 begin
+    if tick_if_stale.worker is null then
+        perform almanac._check_name('a worker', tick_if_stale.worker, 200);
+    elsif tick_if_stale.stale_after is null then
+        raise exception using errcode = '22004',
+            message = 'stale_after must not be null',
+            hint    = 'Leave it out to tick after 3 seconds of silence.';
+    end if;
     select max(h.ticked_at) filter (where h.source = 'pg_cron'), max(h.ticked_at) filter (where h.source = 'manual'),
            max(h.ticked_at) filter (where h.source = 'worker')
       into v_pg_cron, v_manual, v_worker

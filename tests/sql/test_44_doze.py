@@ -75,3 +75,21 @@ def test_counting_what_is_due_does_not_read_what_is_not(jobs, clock):
 def test_an_unknown_queue_is_not_an_empty_one(jobs):
     with refused("PA001"):
         due(jobs, "nowhere")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "doze('q', null)",
+        "doze('q', 'w', null)",
+        "report_worker('w', null, 1, '1', '{q}', 1, 1)",
+        "report_worker('w', 'h', 1, '1', null, 1, 1)",
+        "tick_if_stale(null)",
+        "tick_if_stale('w', null)",
+    ],
+)
+def test_null_is_refused_with_what_to_do_instead(jobs, call):
+    jobs.put()
+    with refused("22004") as error:
+        jobs.sql("select almanac." + call)
+    assert error.value.diag.message_hint
