@@ -9,19 +9,26 @@ address that was checked is the one that is connected to, so a name cannot chang
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 import ipaddress
 import json
+import re
 import socket
+import ssl
+import string
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import cached_property
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pyclient.context import JobContext
 from pyclient.outcomes import PermanentError, RetryAfter
@@ -31,6 +38,11 @@ RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504}) | frozenset(range(505, 
 LONGEST_RETRY_AFTER = timedelta(days=1)
 REDIRECTS = 5
 KEPT = 10_000
+# Who is asked, and where the request ends, is not the payload's to say.
+OURS = frozenset({"host", "content-length", "transfer-encoding"})
+VISIBLE = "".join(sorted(set(string.printable) - set(string.whitespace) - {"%"}))
+# Inside the network, or a way into it, though the standard library has them for global.
+INSIDE = [ipaddress.ip_network(one) for one in ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "fec0::/10")]
 
 
 class Request(BaseModel):
@@ -44,6 +56,16 @@ class Request(BaseModel):
     json_: Annotated[Any, Field(alias="json")] = None
     body: str | None = None
     timeout: Annotated[float, Field(gt=0, le=600)] = 30.0
+
+    @field_validator("headers")
+    @classmethod
+    def _can_be_sent(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[\t -~]*", value):
+                raise ValueError(f"{name!r} is not a name and a value in one line of ASCII")
+            if name.lower() in OURS:
+                raise ValueError(f"{name!r} is set by the worker")
+        return headers
 
     @model_validator(mode="after")
     def _one_body(self) -> "Request":
@@ -62,15 +84,13 @@ class HttpHandler:
     def __init__(self, policy: HttpPolicy | None = None) -> None:
         self.policy = policy or HttpPolicy()
         self.__name__ = self.__qualname__ = "http"
-        self._client: httpx.AsyncClient | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __call__(self, ctx: JobContext, payload: Request) -> dict[str, Any]:
         """Call a URL."""
         content, headers = self._content(ctx, payload)
         try:
             async with asyncio.timeout(payload.timeout):
-                response = await self._follow(payload, headers, content)
+                response, text = await self._follow(payload, headers, content)
         except TimeoutError:
             raise TimeoutError(f"no answer within {payload.timeout:g} s") from None
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
@@ -82,10 +102,10 @@ class HttpHandler:
                 for name, value in response.headers.items()
                 if name.lower() in ("content-type", "location", "retry-after", "x-request-id")
             },
-            "body": response.text[:KEPT],
-            "truncated": len(response.text) > KEPT,
+            "body": text[:KEPT],
+            "truncated": len(text) > KEPT,
         }
-        said = f"{response.status_code} {response.reason_phrase}: {response.text[:500]}".strip().rstrip(":")
+        said = f"{response.status_code} {response.reason_phrase}: {text[:500]}".strip().rstrip(":")
         if response.is_success:
             ctx.external_id = response.headers.get("x-request-id")
             return kept
@@ -102,24 +122,29 @@ class HttpHandler:
             content = json.dumps(payload.json_, ensure_ascii=False).encode()
             headers.setdefault("content-type", "application/json")
         headers.setdefault("user-agent", "pg_almanac")
-        headers["idempotency-key"] = ctx.idempotency_key
+        # Not asked for: who unpacks what others have packed has to reckon with a thousand times as much.
+        headers.setdefault("accept-encoding", "identity")
+        key = quote(ctx.idempotency_key, safe=VISIBLE)
+        headers["idempotency-key"] = key
         if self.policy.secret is not None:
-            headers |= sign(self.policy.secret, ctx.idempotency_key, content or b"")
+            headers |= sign(self.policy.secret, key, content or b"")
         return content, headers
 
-    async def _follow(self, payload: Request, headers: Mapping[str, str], content: bytes | None) -> httpx.Response:
+    async def _follow(
+        self, payload: Request, headers: Mapping[str, str], content: bytes | None
+    ) -> tuple[httpx.Response, str]:
         """Redirects by hand: each new address is checked as the first one was. Only what is safe to repeat is."""
         url, method, sent = httpx.URL(payload.url), str(payload.method), dict(headers)
         for _ in range(REDIRECTS + 1):
-            response = await self._send(method, url, sent, content)
+            response, text = await self._send(method, url, sent, content)
             if not response.has_redirect_location:
-                return response
+                return response, text
             target = url.join(response.headers["location"])
             if response.status_code in (301, 302, 303) and method not in ("GET", "HEAD"):
                 method, content = "GET", None
                 sent.pop("content-type", None)
-            if target.host != url.host:
-                # Signature and credentials were for the first host.
+            if (target.scheme, target.host, target.port) != (url.scheme, url.host, url.port):
+                # Signature and credentials were for the first one.
                 sent = {
                     name: value
                     for name, value in sent.items()
@@ -130,31 +155,37 @@ class HttpHandler:
 
     async def _send(
         self, method: str, url: httpx.URL, headers: dict[str, str], content: bytes | None
-    ) -> httpx.Response:
+    ) -> tuple[httpx.Response, str]:
         if url.scheme not in ("http", "https") or not url.host:
-            raise Refused(f"cannot call {url}: only http and https URLs with a host can be called")
+            raise Refused("cannot call this: only http and https URLs with a host can be called")
         address = await self._address(url.host, url.port or (443 if url.scheme == "https" else 80))
-        # Connect to the address that was checked; the name stays for TLS and for the Host header.
-        request = self._open().build_request(
-            method,
-            url.copy_with(host=address),
-            headers={"host": url.netloc.decode(), **headers},
-            content=content,
-            extensions={"sni_hostname": url.host},
-        )
-        async with _streamed(self._open(), request) as response:
+        # A client for each request: it would keep cookies and connections by the address, which several hosts can have.
+        # No proxy from the environment: it would connect to whatever it is asked to.
+        client = httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=None, follow_redirects=False)
+        async with (
+            client,
+            # Connect to the address that was checked; the name stays for TLS and for the Host header.
+            client.stream(
+                method,
+                url.copy_with(host=address),
+                headers={**headers, "host": url.netloc.decode()},
+                content=content,
+                extensions={"sni_hostname": url.host},
+            ) as response,
+        ):
             # Read no more than is kept, however much is sent.
             read = bytearray()
-            async for part in response.aiter_bytes():
+            async for part in response.aiter_raw():
                 read += part
                 if len(read) > 4 * KEPT:
                     break
-            response._content = bytes(read)
-            return response
+            return response, _text(response, bytes(read[: 4 * KEPT]))
 
     async def _address(self, host: str, port: int) -> str:
         allowed = self.policy.allowed_hosts
-        listed = any(host == one or (one.startswith("*.") and host.endswith(one[1:])) for one in allowed)
+        listed = any(
+            host == one or (one.startswith("*.") and host.endswith(one[1:])) for one in map(str.lower, allowed)
+        )
         if allowed and not listed:
             raise Refused(
                 f"host {host} is not on the list of hosts that may be called (the worker's ALMANAC_HTTP_HOSTS)"
@@ -163,6 +194,8 @@ class HttpHandler:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
             raise ConnectionError(f"host {host} cannot be found: {error.strerror}") from None
+        except UnicodeError:
+            raise PermanentError(f"cannot call this: {host} is not the name of a host") from None
         addresses = [str(entry[4][0]) for entry in found]
         if not listed and not self.policy.allow_private:
             for address in addresses:
@@ -173,29 +206,21 @@ class HttpHandler:
                     )
         return addresses[0]
 
-    def _open(self) -> httpx.AsyncClient:
-        """One client for each event loop; connections belong to it."""
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
-            self._loop = loop
-            # No proxy from the environment: it would connect to whatever it is asked to.
-            self._client = httpx.AsyncClient(trust_env=False, timeout=None, follow_redirects=False)
-        return self._client
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return httpx.create_ssl_context(trust_env=False)
 
 
-class _streamed:  # noqa: N801
-    """`client.stream` for a request that is already built."""
-
-    def __init__(self, client: httpx.AsyncClient, request: httpx.Request) -> None:
-        self.client = client
-        self.request = request
-
-    async def __aenter__(self) -> httpx.Response:
-        self.response = await self.client.send(self.request, stream=True)
-        return self.response
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.response.aclose()
+def _text(response: httpx.Response, read: bytes) -> str:
+    """As far as it was read; also when it is packed though nobody asked for that, or in a charset of the sender's."""
+    if response.headers.get("content-encoding", "").strip().lower() in ("gzip", "x-gzip"):
+        with contextlib.suppress(zlib.error):
+            read = zlib.decompressobj(wbits=31).decompress(read, 4 * KEPT)
+    try:
+        text = read.decode(response.charset_encoding or "utf-8", "replace")
+    except (LookupError, ValueError):
+        text = read.decode("utf-8", "replace")
+    return text.encode("utf-8", "replace").decode()
 
 
 def is_public(address: str) -> bool:
@@ -207,6 +232,8 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
+        if any(ip in network for network in INSIDE):
+            return False
     return ip.is_global and not ip.is_multicast
 
 
@@ -223,8 +250,8 @@ def retry_after(value: str | None) -> timedelta | None:
     """Seconds or a date; at most a day, and never into the past."""
     if not value:
         return None
-    if value.strip().isdigit():
-        return min(timedelta(seconds=min(int(value), 10**6)), LONGEST_RETRY_AFTER)
+    if re.fullmatch(r"[0-9]+", value.strip()):
+        return min(timedelta(seconds=min(float(value), 10**6)), LONGEST_RETRY_AFTER)
     try:
         at = parsedate_to_datetime(value)
     except ValueError:

@@ -1,9 +1,11 @@
 """http: what is sent, what is repeated, what is refused."""
 
 import base64
+import gzip
 import hashlib
 import hmac
 import json
+import resource
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -24,12 +26,16 @@ class Receiver:
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
+        self.clients: list[Any] = []
         self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
             def handle_any(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                receiver.clients.append(self.client_address)
                 receiver.requests.append((self.command, self.path, dict(self.headers.items()), body))
                 status, headers, answer = receiver.answers.get(self.path, (200, {}, b'{"ok": true}'))
                 self.send_response(status)
@@ -126,6 +132,8 @@ def test_retry_after_in_all_its_forms():
     assert timedelta(minutes=119) < later <= timedelta(hours=2)
     assert http.retry_after(format_datetime(datetime.now(UTC) - timedelta(hours=2))) == timedelta(0)
     assert http.retry_after("soon") is None
+    assert http.retry_after("9" * 5000) == timedelta(days=1)
+    assert http.retry_after("²") is None
     assert http.retry_after(None) is None
 
 
@@ -201,7 +209,8 @@ def test_a_payload_that_makes_no_sense_is_dead_with_the_reason(call, payload):
     ("address", "public"),
     [("93.184.216.34", True), ("10.0.0.1", False), ("169.254.169.254", False), ("100.64.0.1", False),
      ("192.168.1.1", False), ("224.0.0.1", False), ("fe80::1%eth0", False), ("fd00::1", False),
-     ("2606:2800:220:1::1", True), ("::ffff:10.0.0.1", False), ("64:ff9b::a00:1", False), ("2002:a00:1::", False)],
+     ("2606:2800:220:1::1", True), ("::ffff:10.0.0.1", False), ("64:ff9b::a00:1", False), ("2002:a00:1::", False),
+     ("::10.0.0.1", False), ("::ffff:0:10.0.0.1", False), ("64:ff9b:1::a00:1", False), ("fec0::1", False)],
 )  # fmt: skip
 def test_which_addresses_are_public(address, public):
     assert http.is_public(address) is public
@@ -214,3 +223,86 @@ def test_the_policy_comes_from_the_environment():
     )
     assert found == HttpPolicy(("a.org", "*.b.org"), True, "s")
     assert "secret='s'" not in repr(found)
+
+
+def test_a_key_in_any_letters_reaches_the_receiver(live_dsn, jobs, receiver):
+    app = Almanac(live_dsn)
+    app.register("http", http.HttpHandler(HttpPolicy(("localhost",), secret="s")))
+    job = app.enqueue("http", {"url": f"{receiver.url}/"}, idempotency_key="schedule:résumé 100%\n:7")
+    run_due(app, live_dsn)
+    app.close()
+    assert jobs.one(job).state == "completed"
+    ((_, _, headers, body),) = receiver.requests
+    assert headers["idempotency-key"] == headers["webhook-id"] == "schedule:r%C3%A9sum%C3%A9%20100%25%0A:7"
+    expected = http.sign("s", headers["webhook-id"], body, at=int(headers["webhook-timestamp"]))
+    assert headers["webhook-signature"] == expected["webhook-signature"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Host": "inside.example"}, {"Content-Length": "1"}, {"transfer-encoding": "chunked"}, {"X Bad": "1"},
+     {"X-Bad": "1\r\nX-Injected: 2"}, {"X-Bad": "é"}, {"X-Bad\n": "1"}],
+    ids=["another host", "length", "framing", "a name with a space", "two lines", "no ASCII", "a name with a newline"],
+)  # fmt: skip
+def test_headers_that_cannot_be_sent_as_they_are_dead_with_the_reason(call, receiver, headers):
+    job = call({"url": f"{receiver.url}/", "body": "hello", "headers": headers})
+    assert (job.state, receiver.requests) == ("dead", [])
+    assert job.last_error.startswith("payload does not fit Request: headers: ")
+
+
+def test_jobs_share_neither_cookies_nor_connections(live_dsn, receiver):
+    """Over TLS a connection was checked for the first host alone, and a server refuses to answer for another on it."""
+    receiver.answers["/"] = (200, {"Set-Cookie": "session=of-the-first; Path=/"}, b"")
+    app = Almanac(live_dsn)
+    app.register("http", http.HttpHandler(HttpPolicy(("localhost", "127.0.0.1"))))
+    for host in ("localhost", "127.0.0.1"):
+        app.enqueue("http", {"url": f"http://{host}:{receiver.port}/"})
+    run_due(app, live_dsn, concurrency=1)
+    app.close()
+    assert ["Cookie" in headers for _, _, headers, _ in receiver.requests] == [False, False]
+    assert len(set(receiver.clients)) == 2
+
+
+def test_a_redirect_to_another_port_leaves_secrets_behind(call, receiver):
+    other = Receiver()
+    receiver.answers["/"] = (307, {"Location": f"{other.url}/next"}, b"")
+    call({"url": f"{receiver.url}/", "headers": {"Authorization": "Bearer x"}}, HttpPolicy(("localhost",), secret="s"))
+    other.server.shutdown()
+    other.server.server_close()
+    ((_, path, headers, _),) = other.requests
+    assert path == "/next"
+    assert not {"authorization", "webhook-signature"} & set(headers)
+
+
+def test_an_answer_that_grows_when_unpacked_is_unpacked_in_part(call, receiver):
+    bomb = gzip.compress(gzip.compress(bytes(200_000_000), 1))
+    assert len(bomb) < 64_000
+    for encoding in ("gzip", "gzip, gzip"):
+        receiver.answers["/"] = (200, {"Content-Encoding": encoding}, bomb)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert call({"url": f"{receiver.url}/"}).state == "completed"
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+    receiver.answers["/"] = (200, {"Content-Encoding": "gzip"}, gzip.compress(b"packed all the same"))
+    assert call({"url": f"{receiver.url}/"}).result["body"] == "packed all the same"
+    assert receiver.requests[0][2]["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("charset", ["hex", "bz2", "undefined", "unicode_escape", "no-such-charset"])
+def test_an_answer_in_a_strange_charset_is_an_answer(call, receiver, charset):
+    receiver.answers["/"] = (200, {"Content-Type": f"text/plain; charset={charset}"}, rb"done \ud800")
+    job = call({"url": f"{receiver.url}/"})
+    assert (job.state, job.result["body"][:4]) == ("completed", "done")
+
+
+@pytest.mark.parametrize("url", ["http://a..b/", f"http://{'a' * 64}.org/"])
+def test_a_name_that_cannot_be_is_dead_at_once(call, url):
+    job = call({"url": url}, HttpPolicy())
+    assert (job.state, job.last_error.partition(":")[0]) == ("dead", "cannot call this")
+
+
+def test_credentials_in_a_url_are_not_in_the_error(call):
+    assert "hush" not in call({"url": "ftp://me:hush@localhost/?token=hush"}).last_error
+
+
+def test_hosts_on_the_list_are_written_in_any_case(call, receiver):
+    assert call({"url": f"{receiver.url}/"}, HttpPolicy(("LocalHost",))).state == "completed"
