@@ -17,7 +17,7 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from pyclient import database
 from pyclient.app import Almanac
@@ -79,11 +79,18 @@ class TestAlmanac:
     def use(self, *apps: Almanac) -> None:
         """Run these apps here: their jobs and schedules are declared, and what they enqueue comes to this database."""
         for app in apps:
-            self._bound.append((app, app._dsn))
-            app._dsn = self.dsn
-            app.close()
+            self._bind(app)
         self._app.include(*apps)
         self._app.declare(self.conn)
+
+    def _bind(self, app: Almanac) -> None:
+        if any(bound is app for bound, _ in self._bound):
+            return
+        self._bound.append((app, app._dsn))
+        app._dsn = self.dsn
+        app.close()
+        for other in app._included:
+            self._bind(other)
 
     def run_due(self, *, concurrency: int = 10) -> list[SeenJob]:
         """Run everything that is due, in this process, also what handlers enqueue meanwhile; returns what has run."""
@@ -123,16 +130,17 @@ class TestAlmanac:
         due_at: datetime | None = None,
         count: int | None = None,
     ) -> SeenJob:
-        """That such a job waits; `payload` names what must be in it. Returns the first of them."""
+        """That such a job waits; `payload` names what must be in it. Returns the first of them (None with count=0)."""
         wanted = None if payload is None else to_payload(payload)
         waiting = [job for job in self.jobs(job_type, queue=queue) if job.state in ("scheduled", "retrying", "blocked")]
         found = [job for job in waiting if _contains(job.payload, wanted) and due_at in (None, job.due_at)]
         if (count is None and not found) or (count is not None and len(found) != count):
+            expected = "at least 1" if count is None else count
             listed = "\n".join(f"  {job.job_type} {job.payload} due {job.due_at}" for job in self.jobs()) or "  none"
             raise AssertionError(
-                f"{len(found)} jobs {job_type} wait with {wanted}, not {count or 'at least 1'}; jobs are:\n{listed}"
+                f"{len(found)} jobs {job_type} wait with {wanted}, not {expected}; jobs are:\n{listed}"
             )
-        return found[0] if found else waiting[0]
+        return cast(SeenJob, found[0] if found else None)
 
     def assert_not_enqueued(self, job_type: str, payload: Any = None, *, queue: str | None = None) -> None:
         wanted = None if payload is None else to_payload(payload)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pyclient import Almanac, JobContext
+from pyclient import Almanac, JobContext, database
 from pyclient.testing import TestAlmanac
 from tests import servers
 
@@ -86,3 +86,30 @@ def test_the_app_is_given_back_as_it_was(almanac: TestAlmanac, app):
     assert app.dsn == almanac.dsn
     almanac.close()
     assert app._dsn is None
+
+
+def test_apps_inside_the_app_come_here_too_and_all_go_back_to_where_they_were(almanac_server, almanac_template):
+    """The app of a part, included: what it enqueues in a test is not to reach the database it works with."""
+    part, whole = Almanac("postgresql://elsewhere"), Almanac()
+    part.job("part")(lambda payload: None)
+    whole.include(part)
+    with database.connect(almanac_server) as conn:
+        database.clone_database(conn, "almanac_test_parts", almanac_template)
+        made = TestAlmanac(database.dsn_of(almanac_server, "almanac_test_parts"))
+        try:
+            made.use(whole)
+            made.use(part, whole)
+            part.enqueue("part", {})
+            assert [job.state for job in made.run_due()] == ["completed"]
+        finally:
+            made.close()
+            database.drop_database(conn, "almanac_test_parts")
+    assert (part._dsn, whole._dsn) == ("postgresql://elsewhere", None)
+
+
+def test_none_can_be_asked_for(almanac: TestAlmanac, app):
+    almanac.use(app)
+    almanac.assert_enqueued("mail", count=0)
+    app.enqueue("mail", {})
+    with pytest.raises(AssertionError, match="1 jobs mail wait with None, not 0"):
+        almanac.assert_enqueued("mail", count=0)
