@@ -38,12 +38,21 @@ comment on view almanac.job_overview is
     'Every job, live or finished, once: what waits, what runs, what became of it, within retention.';
 
 create or replace view almanac.late_job as
+with full_queue as materialized (
+    select queue.queue
+      from almanac.queue
+      left join almanac.queue_bucket as bucket on bucket.queue = queue.queue
+     where case when queue.max_running is not null
+                then (select count(*) from almanac.job where job.queue = queue.queue and job.state = 'running')
+                     >= queue.max_running end
+        or bucket.tokens + queue.rate_limit * extract(epoch from almanac.clock() - bucket.refilled_at)
+                           / extract(epoch from queue.rate_interval) < 1)
 select job.queue, job.id as job_id, job.job_type, job.state, job.priority, job.due_at,
        almanac.clock() - job.due_at as lateness, job.attempt, job.max_attempts, job.concurrency_key,
        case when queue.paused_at is not null and coalesce(queue.paused_until, 'infinity') > almanac.clock()
                 then 'queue is paused' || coalesce(': ' || queue.pause_reason, '')
             when job.parked_at is not null then 'concurrency_key ' || job.concurrency_key || ' is busy'
-            when queue.max_running is not null or queue.rate_limit is not null then 'queue may be at its limit'
+            when job.queue in (select full_queue.queue from full_queue) then 'queue is at its limit'
             when exists (select from almanac.worker w
                           where job.queue = any (w.queues) and w.last_seen_at > almanac.clock() - interval '1 minute')
                 then 'the workers of the queue are busy, or have no handler for its type'

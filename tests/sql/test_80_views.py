@@ -47,13 +47,19 @@ def test_a_pause_that_has_ended_is_none(jobs, clock):
     [
         ("no worker has reported for the queue", {}),
         ("the workers of the queue are busy, or have no handler for its type", {}),
-        ("queue may be at its limit", {"max_running": 5}),
+        ("no worker has reported for the queue", {"max_running": 2}),
+        ("no worker has reported for the queue", {"rate_limit": 2, "rate_interval": timedelta(hours=1)}),
+        ("queue is at its limit", {"max_running": 1}),
+        ("queue is at its limit", {"rate_limit": 1, "rate_interval": timedelta(hours=1)}),
         ("queue is paused: it's raining", {}),
         ("concurrency_key k is busy", {}),
     ],
 )
 def test_late_job_says_the_likely_reason(jobs, clock, why, settings):
     jobs.put(**settings)
+    if settings:
+        jobs.add()
+        jobs.claim(lease=timedelta(hours=1))
     if why.startswith("concurrency_key"):
         jobs.add(concurrency_key="k")
         jobs.add(concurrency_key="k")
