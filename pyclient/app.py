@@ -12,6 +12,7 @@ An app knows nothing about workers; a worker is given one. Several apps become o
 
 import asyncio
 import dataclasses
+import functools
 import inspect
 import threading
 import typing
@@ -115,7 +116,9 @@ class Almanac:
         _with_parentheses("job", job_type)
 
         def declare(handler: Handler) -> Handler:
-            name = job_type or handler.__name__
+            name = job_type or getattr(handler, "__name__", None)
+            if name is None:
+                raise TypeError(f"{handler!r} has no name of its own; give the job type")
             if self._handlers.get(handler) == name:
                 raise ValueError(f"{name} is a job already; @app.schedule(...) stands above @app.job(...), not below")
             call, is_async, annotation = _shape(handler)
@@ -175,9 +178,7 @@ class Almanac:
                 payload=_dump(payload),
                 options=options,
             )
-            if (declared.queue, declared.name) in self.schedules:
-                raise ValueError(f"schedule {declared.name!r} is declared twice; give one of them another name=")
-            self.schedules[declared.queue, declared.name] = declared
+            self._add_schedule(declared)
             return handler
 
         return declare
@@ -189,13 +190,20 @@ class Almanac:
             for job in other.jobs.values():
                 self._add(job)
             self._handlers.update(other._handlers)
-            self.schedules.update(other.schedules)
+            for schedule in other.schedules.values():
+                if self.schedules.get((schedule.queue, schedule.name)) is not schedule:
+                    self._add_schedule(schedule)
         return self
 
     def _add(self, job: Job) -> None:
         if self.jobs.get(job.job_type, job) is not job:
             raise ValueError(f"job type {job.job_type!r} is declared twice")
         self.jobs[job.job_type] = job
+
+    def _add_schedule(self, schedule: Schedule) -> None:
+        if (schedule.queue, schedule.name) in self.schedules:
+            raise ValueError(f"schedule {schedule.name!r} is declared twice; give one of them another name=")
+        self.schedules[schedule.queue, schedule.name] = schedule
 
     def queues(self) -> list[str]:
         """The queues that the declared jobs and schedules use."""
@@ -210,20 +218,19 @@ class Almanac:
             database.put_queue_if_missing(conn, queue=queue)
         for job in self.jobs.values():
             schema = payload.schema(job.annotation)
-            differs = (job.lease, job.max_attempts, job.base_delay, job.max_delay, job.jitter, schema)
-            if any(x is not None for x in differs):
-                database.put_job_type(
-                    conn,
-                    queue=job.queue,
-                    job_type=job.job_type,
-                    lease=job.lease,
-                    max_attempts=job.max_attempts,
-                    base_delay=job.base_delay,
-                    max_delay=job.max_delay,
-                    jitter=job.jitter,
-                    schema=schema,
-                    description=job.description,
-                )
+            # Also where nothing differs: it may have before.
+            database.put_job_type(
+                conn,
+                queue=job.queue,
+                job_type=job.job_type,
+                lease=job.lease,
+                max_attempts=job.max_attempts,
+                base_delay=job.base_delay,
+                max_delay=job.max_delay,
+                jitter=job.jitter,
+                schema=schema,
+                description=job.description,
+            )
         for schedule in self.schedules.values():
             database.put_schedule(
                 conn,
@@ -485,6 +492,8 @@ def _class_shape(handler: Any) -> tuple[Callable[[JobContext, Any], Any], bool, 
     """A class with `handle(self, payload)`, made anew for each job, and the model from `payload_model()`."""
     if not callable(getattr(handler, "handle", None)):
         raise TypeError(f"{handler.__name__} needs a method handle(self, payload)")
+    if isinstance(inspect.getattr_static(handler, "handle"), staticmethod | classmethod):
+        raise TypeError(f"{handler.__name__}.handle is called on an instance: handle(self, payload)")
     model = handler.payload_model() if hasattr(handler, "payload_model") else None
     call, is_async, annotation = _function_shape(handler.handle, bound=True)
 
@@ -505,7 +514,7 @@ def _function_shape(handler: Any, *, bound: bool = False) -> tuple[Callable[...,
     wants_ctx = bool(parameters) and (hints.get(parameters[0].name) is JobContext or parameters[0].name == "ctx")
     rest = parameters[1:] if wants_ctx else parameters
     if len(rest) > 1:
-        raise TypeError(f"{handler.__qualname__} takes {len(parameters)} arguments; a handler takes (ctx, payload)")
+        raise TypeError(f"{_called(handler)} takes {len(parameters)} arguments; a handler takes (ctx, payload)")
     annotation = hints.get(rest[0].name, Any) if rest else Any
     call = _CALLS[wants_ctx, bool(rest), bound](handler)
     is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
@@ -513,14 +522,22 @@ def _function_shape(handler: Any, *, bound: bool = False) -> tuple[Callable[...,
 
 
 def _hints(handler: Any) -> dict[str, Any]:
-    function = handler if inspect.isroutine(handler) else type(handler).__call__
+    function = handler
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
     try:
         return typing.get_type_hints(function, include_extras=True)
     except NameError as error:
         raise TypeError(
-            f"the annotations of {handler.__qualname__} cannot be read: {error}. Payload types must be importable "
+            f"the annotations of {_called(handler)} cannot be read: {error}. Payload types must be importable "
             "from the module of the handler, not defined inside a function."
         ) from None
+
+
+def _called(handler: Any) -> str:
+    return str(getattr(handler, "__qualname__", None) or repr(handler))
 
 
 # (wants ctx, wants payload, is a method) → how the worker's (ctx, payload) reaches it.

@@ -31,7 +31,8 @@ def reader(annotation: Any) -> Callable[[Any], Any] | None:
 
     def read(payload: Any) -> Any:
         try:
-            return adapter.validate_python(payload)
+            # As JSON, which a payload is: a strict model takes a time as text from there, and nowhere else.
+            return adapter.validate_json(pydantic_core.to_json(payload))
         except pydantic.ValidationError as error:
             raise PermanentError(f"payload does not fit {name}: {readable(error)}") from None
 
@@ -46,9 +47,12 @@ def _with_fields(annotation: Any) -> Any:
     """Before Python 3.12 pydantic reads only the TypedDict of typing_extensions; the same again as one of those."""
     if sys.version_info >= (3, 12) or not typing.is_typeddict(annotation):
         return annotation
-    hints = typing.get_type_hints(annotation)
-    optional = annotation.__optional_keys__
-    fields = {name: typing_extensions.NotRequired[hint] if name in optional else hint for name, hint in hints.items()}
+    fields = {
+        name: hint
+        if typing.get_origin(hint) in (typing.Required, typing.NotRequired) or name not in annotation.__optional_keys__
+        else typing_extensions.NotRequired[hint]
+        for name, hint in typing.get_type_hints(annotation, include_extras=True).items()
+    }
     return typing_extensions.TypedDict(annotation.__name__, fields)  # type: ignore[operator]
 
 

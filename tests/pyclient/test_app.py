@@ -2,15 +2,17 @@
 
 import asyncio
 import dataclasses
+import functools
 import traceback
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypedDict
+from typing import Annotated, Any, Required, TypedDict
+from uuid import UUID
 
 import psycopg
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
-from pyclient import Almanac, JobContext, errors
+from pyclient import Almanac, JobContext, PermanentError, errors, payload
 from pyclient.database import connecting
 from tests.servers import free_port
 from tests.workers import Jobs, run_due
@@ -267,3 +269,75 @@ def test_lengths_of_time_are_seconds_as_in_the_declaration_and_a_due_time_is_not
     for wrong in (60, "tomorrow"):
         with pytest.raises(TypeError, match="due_at is a datetime or a timedelta"):
             app.enqueue("x", due_at=wrong)
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+    at: datetime
+    of: UUID
+
+
+class Positive(TypedDict, total=False):
+    n: Required[Annotated[int, Field(gt=0)]]
+    m: Annotated[int, Field(gt=0)]
+
+
+def test_a_strict_model_reads_what_it_wrote():
+    written = Strict(at=datetime(2026, 1, 2, tzinfo=UTC), of=UUID(int=7))
+    read = payload.reader(Strict)
+    assert read is not None
+    assert read(payload.to_payload(written)) == written
+
+
+@pytest.mark.parametrize("given", [{"n": 0}, {"n": 1, "m": 0}, {"m": 1}])
+def test_a_typed_dict_keeps_its_constraints(given):
+    read = payload.reader(Positive)
+    assert read is not None
+    assert read({"n": 1}) == {"n": 1}
+    with pytest.raises(PermanentError):
+        read(given)
+
+
+def test_a_partial_is_read_as_the_function_inside(app):
+    def send(host: str, ctx: JobContext, letter: Letter) -> None: ...
+
+    app.register("send", functools.partial(send, "mail.example.org"))
+    assert app.jobs["send"].annotation is Letter
+    with pytest.raises(TypeError, match="has no name of its own; give the job type"):
+        app.job()(functools.partial(send, "mail.example.org"))
+
+
+def test_what_is_no_handler_is_refused_by_name(app):
+    class Static:
+        @staticmethod
+        def handle(payload: dict[str, Any]) -> None: ...
+
+    class Callable:
+        def __call__(self, a: int, b: int, c: int) -> None: ...
+
+    with pytest.raises(TypeError, match=r"handle\(self, payload\)"):
+        app.register("static", Static)
+    with pytest.raises(TypeError, match="takes 3 arguments"):
+        app.register("callable", Callable())
+
+
+def test_two_schedules_of_one_name_are_refused_also_from_two_apps():
+    one, other = Almanac(), Almanac()
+    one.schedule("0 1 * * *", name="nightly")(lambda: None)
+    other.schedule("0 2 * * *", name="nightly")(other_handler)
+    whole = Almanac().include(one)
+    with pytest.raises(ValueError, match="'nightly' is declared twice"):
+        whole.include(other)
+    assert whole.include(one).schedules == one.schedules
+
+
+def other_handler() -> None: ...
+
+
+def test_an_option_that_is_taken_away_is_gone_from_the_database(live_dsn, live_conn):
+    for options, stored in (({"max_attempts": 3}, 3), ({}, None)):
+        app = Almanac(live_dsn)
+        app.register("send", other_handler, **options)
+        app.declare()
+        app.close()
+        assert live_conn.execute("select max_attempts from almanac.job_type").fetchall() == [(stored,)]
