@@ -28,6 +28,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 DATABASE = "almanac"
+# Part of the socket's name. Said, because PGPORT can be another one in each process.
+PORT = 5432
 
 
 @dataclass(frozen=True)
@@ -168,24 +170,34 @@ class Cluster:
         self.data = self.path / "data"
         self.log = self.path / "log"
         self.socket_dir = self.path
-        if len(os.fsencode(self.path)) > 80:  # the path of a socket has to fit into 100 bytes or so
+        # The path of a socket has to fit into 100 bytes or so, and goes through a shell and two lists with commas.
+        if len(os.fsencode(self.path)) > 80 or set("',\\") & set(str(self.path)):
             name = sha256(os.fsencode(self.path)).hexdigest()[:16]
             self.socket_dir = Path(tempfile.gettempdir()) / f"pg-almanac-{name}"
 
     @property
     def dsn(self) -> str:
-        return f"postgresql://postgres@/{DATABASE}?host={quote(str(self.socket_dir), safe='')}"
+        return f"postgresql://postgres@/{DATABASE}?host={quote(str(self.socket_dir), safe='')}&port={PORT}"
 
     def ensure_running(self) -> None:
         for folder in {self.path, self.socket_dir}:
             if not folder.exists():
                 folder.mkdir(mode=0o700)
                 self.who.own(folder)
+            elif folder.stat().st_uid != (os.geteuid() if self.who.uid is None else self.who.uid):
+                # In a place such as /tmp anybody could have made it first, and answer there.
+                raise errors.CannotConnect(
+                    f"cannot use {folder} for the embedded server: it belongs to another user",
+                    hint="Remove it, or set ALMANAC_DATA_DIR.",
+                )
         if not (self.data / "PG_VERSION").exists():
             self._init()
         if self._ctl("status").returncode != 0:
             # fsync stays on: the data is kept between runs.
-            options = f"-c listen_addresses='' -c unix_socket_directories='{self.socket_dir}' -c max_connections=200"
+            options = (
+                f"-c listen_addresses='' -c unix_socket_directories='{self.socket_dir}' -c port={PORT} "
+                "-c max_connections=200"
+            )
             started = self._ctl("start", "-w", "-t", "60", "-l", str(self.log), "-o", options)
             if started.returncode != 0:
                 raise errors.CannotConnect("the embedded server does not start", hint=f"Its log: {self.log}")

@@ -65,6 +65,11 @@ def _data_dir(environ: Mapping[str, str]) -> Path:
     if sys.platform != "win32" and os.geteuid() == 0:
         # The server runs as another user then, who cannot see into root's home.
         return Path("/var/lib/pg-almanac")
+    try:
+        home = Path.home()
+    except RuntimeError:
+        # An account without a home, as in a container: no reason to stop somebody who names a database.
+        return Path("/var/lib/pg-almanac")
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "pg-almanac"
-    return Path(environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "pg-almanac"
+        return home / "Library" / "Application Support" / "pg-almanac"
+    return Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "pg-almanac"

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import psycopg
 import pytest
 from click.testing import CliRunner
 
-from pyclient import embedded, migrate
+from pyclient import embedded, migrate, settings
 from pyclient.cli import main
 from tests.servers import free_port
 
@@ -57,6 +58,15 @@ def test_the_installer_is_printed_in_utf8_whatever_the_terminal_is():
         [sys.executable, "-m", "pyclient", "sql"], capture_output=True, check=True, env={"PYTHONIOENCODING": "cp1252"}
     )
     assert done.stdout.decode() == migrate.installer()
+
+
+def test_an_account_without_a_home_can_name_a_database(monkeypatch):
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    assert settings.load("dbname=a", {}).dsn == "dbname=a"
 
 
 def test_the_option_goes_before_the_environment(live_dsn):

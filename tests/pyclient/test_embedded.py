@@ -133,3 +133,30 @@ def test_a_folder_that_the_servers_user_cannot_enter_is_named(home):
     (home / "closed").mkdir(mode=0o700)
     with pytest.raises(errors.CannotConnect, match="cannot look in there"), embedded.server(home / "closed" / "data"):
         pass
+
+
+@pytest.mark.parametrize("name", ["o'brien", "a, b", "back\\slash", "long" * 20])
+def test_a_folder_may_have_a_name_of_its_own(home, name):
+    with embedded.server(home / name) as dsn, psycopg.connect(dsn) as conn:
+        assert conn.execute("select 1").fetchone() == (1,)
+
+
+def test_processes_with_another_pgport_find_the_server(home, monkeypatch):
+    monkeypatch.setenv("PGPORT", "5499")
+    with embedded.server(home):
+        monkeypatch.delenv("PGPORT")
+        with embedded.server(home) as dsn, psycopg.connect(dsn) as conn:
+            assert conn.execute("select 1").fetchone() == (1,)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of another user")
+def test_sockets_are_not_made_where_somebody_else_was_first(home):
+    who = embedded.account()
+    cluster = embedded.Cluster(who, embedded.binaries(who, home), home / ("long" * 20))
+    cluster.socket_dir.mkdir()
+    os.chown(cluster.socket_dir, 12345, 12345)
+    try:
+        with pytest.raises(errors.CannotConnect, match="another user"), embedded.server(home / ("long" * 20)):
+            pass
+    finally:
+        cluster.socket_dir.rmdir()
