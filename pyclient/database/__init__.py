@@ -54,6 +54,7 @@ from pyclient.database.calls import (
 from pyclient.database.connecting import (
     AsyncPool,
     Pool,
+    check,
     connect,
     connect_async,
     connect_worker,
@@ -109,7 +110,8 @@ from pyclient.database.working import (
 __all__ = [
     "OMIT", "AsyncConnection", "AsyncPool", "Call", "ClaimArguments", "Claimed", "ClaimedJob", "ClaimedRows",
     "Connection", "DatabaseError", "EnqueuedJob", "FailedJob", "JsonText", "Pool", "PreviewedRun", "SeenJob",
-    "all_jobs", "call_sql", "cancel", "cancel_held", "claim_arguments", "claim_due", "claim_one", "claimed_rows",
+    "all_jobs", "call_sql", "cancel", "cancel_held", "check", "claim_arguments", "claim_due", "claim_one",
+    "claimed_rows",
     "clone_database", "complete", "complete_many", "complete_rows", "connect", "connect_async", "connect_worker",
     "connect_worker_async", "count_due", "create_database_if_missing", "describe_cron", "doze", "doze_for",
     "drop_all_except", "drop_database", "dsn_of", "enqueue", "enqueue_many", "extend_lease", "extend_rows",

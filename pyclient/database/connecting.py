@@ -91,6 +91,11 @@ def connect_worker(dsn: str) -> Connection:
     return conn
 
 
+def check(conn: Connection) -> None:
+    """Raises if the connection is broken."""
+    conn.execute("")
+
+
 async def connect_worker_async(dsn: str) -> AsyncConnection:
     """The same for asyncio."""
     conn = await connect_async(

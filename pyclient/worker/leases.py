@@ -22,6 +22,9 @@ logger = logging.getLogger("pyclient.worker")
 # Often enough that a cancelled job hears of it soon, however long its lease.
 EXTEND_EVERY = 5.0
 ROUND = 0.25
+# There may be no lease to extend for hours: a connection that broke must not be found out by the first one, nor a
+# database be called lost because nobody has asked it since.
+CHECK_EVERY = 1.0
 # A loop that has not turned for so long is worth a line in the log.
 BLOCKED = 2.0
 
@@ -50,6 +53,7 @@ class Keeper(threading.Thread):
         self.give_up = give_up
         self.beat = time.monotonic()
         self._ended = threading.Event()
+        self._checked = 0.0
         self._complained = False
 
     def stop(self) -> None:
@@ -83,6 +87,9 @@ class Keeper(threading.Thread):
             self._lose(gone)
         for queue, jobs in due.items():
             self._extend(queue, jobs)
+        if now - self._checked >= CHECK_EVERY:
+            self._checked = now
+            self.link.call(database.check)
         self._watch(now)
         return shortest / 4
 
@@ -138,8 +145,6 @@ class Keeper(threading.Thread):
                 extra={"job": job} if job else None,
             )
         if job is not None:
-            # There is no connection yet if no lease has had to be extended.
-            self.link.call(lambda _: None)
             self.give_up(job, blocked, self.link.conn)
 
 

@@ -102,9 +102,10 @@ class Worker:
             give_up=self._give_up,
         )
         self.rounds = Rounds(self.dsn, self.state, report=self._report, tick=self._tick)
+        # Before anything shows this worker to operators: the port may be taken.
+        self.endpoint = self._open_endpoint()
         self.keeper.start()
         self.rounds.start()
-        self.endpoint = self._open_endpoint()
         sweeper = asyncio.create_task(self._sweep())
         reporter = asyncio.create_task(self.outbox.run())
         listener = asyncio.create_task(self.listener.run())

@@ -964,3 +964,19 @@ def test_a_tick_that_takes_long_costs_no_lease(app, live_dsn, jobs):
         # It was under way all the time.
         assert jobs.rows("select from pg_locks where relation = 'almanac.heartbeat'::regclass and not granted")
         holder.rollback()
+
+
+def test_a_worker_that_holds_no_lease_notices_that_its_database_is_back(app, live_dsn):
+    @app.job("t")
+    async def handler() -> None: ...
+
+    with in_thread(app, live_dsn) as running:
+        keeper = running.worker.keeper
+        wait_until(lambda: keeper.link.conn)
+        # Two in a row, as when a lease had to be extended meanwhile.
+        keeper.link._not_before = time.monotonic() + 60
+        keeper.link._failures = 2
+        running.worker.state.failed("leases", psycopg.OperationalError("away"))
+        assert running.worker.trouble() == "the database cannot be reached"
+        keeper.link._not_before = 0.0
+        wait_until(lambda: running.worker.trouble() is None, 5)
