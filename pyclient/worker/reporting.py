@@ -28,6 +28,10 @@ logger = logging.getLogger("pyclient.worker")
 FULL = 500
 GATHER = 0.004
 LARGEST = 1000
+# Characters of results in a batch: a message to the server ends the connection beyond 1 GB, and both sides hold it.
+HEAVIEST = 32 * 1024 * 1024
+# A jsonb has no room for more.
+HEAVIEST_RESULT = 256 * 1024 * 1024
 LONGEST_RETRY = timedelta(days=3650)
 # So long a batch waits for a job that somebody holds; then each of them alone, and how soon those again that are held.
 LOCK_PATIENCE, LOCK_PATIENCE_ASIDE = timedelta(milliseconds=200), timedelta(milliseconds=20)
@@ -164,7 +168,8 @@ class Outbox:
             for queue in [queue for queue, done in self.done.items() if done]:
                 done, self.done[queue] = self.done[queue], []
                 while done:
-                    batch, rest = done[: self.largest], done[self.largest :]
+                    batch = self._first(done)
+                    rest = done[len(batch) :]
                     try:
                         await self._complete(queue, batch)
                     except BaseException:
@@ -187,6 +192,16 @@ class Outbox:
                     raise
         finally:
             self._under_way = False
+
+    def _first(self, done: list[tuple[JobContext, str | None]]) -> list[tuple[JobContext, str | None]]:
+        batch = done[: self.largest]
+        weight = 0
+        for count, (_, result) in enumerate(batch):
+            if result is not None:
+                weight += len(result)
+                if weight > HEAVIEST:
+                    return batch[: max(count, 1)]
+        return batch
 
     def _waiting_to_end(self) -> set[JobContext]:
         return {one.job for lane in self.lanes for one in lane.endings}
@@ -214,6 +229,9 @@ class Outbox:
     async def _complete(self, queue: str, batch: Sequence[tuple[JobContext, str | None]]) -> None:
         job_id, token = database.Claimed.JOB_ID, database.Claimed.LEASE_TOKEN
         rows = [(job._row[job_id], job._row[token], result, job.external_text()) for job, result in batch]
+        if len(batch) == 1 and (length := len(batch[0][1] or "")) > HEAVIEST_RESULT:
+            self._refuse(batch[0][0], f"it has {length} characters")
+            return
         try:
             accepted = await self._call(lambda conn: database.complete_rows(conn, queue, rows))
         except Held:
@@ -231,7 +249,7 @@ class Outbox:
                 for one in batch:
                     await self._complete(queue, [one])
             elif isinstance(error, psycopg.DataError | psycopg.errors.ProgramLimitExceeded):
-                self.endings.append(Failed(batch[0][0], clean(f"the result cannot be stored: {error}"), permanent=True))
+                self._refuse(batch[0][0], str(error))
             else:
                 self._unrecorded(batch[0][0], error)
             return
@@ -245,6 +263,9 @@ class Outbox:
                 self.metrics.completed += 1
             else:
                 self._lost(job, "completed")
+
+    def _refuse(self, job: JobContext, why: str) -> None:
+        self.endings.append(Failed(job, clean(f"the result cannot be stored: {why}"), permanent=True))
 
     def _lost(self, job: JobContext, what: str) -> None:
         self.held.discard(job)

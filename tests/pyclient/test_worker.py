@@ -21,6 +21,7 @@ from psycopg.conninfo import make_conninfo
 
 from pyclient import Almanac, Cancelled, JobContext, PermanentError, RetryAfter, Snooze, database, errors
 from pyclient.migrate import migrate
+from pyclient.worker import reporting
 from pyclient.worker.threads import Threads
 from tests.workers import ROOT, Jobs, in_thread, process, run_due, wait_until
 
@@ -980,3 +981,34 @@ def test_a_worker_that_holds_no_lease_notices_that_its_database_is_back(app, liv
         assert running.worker.trouble() == "the database cannot be reached"
         keeper.link._not_before = 0.0
         wait_until(lambda: running.worker.trouble() is None, 5)
+
+
+def test_large_results_do_not_go_in_one_message(app, live_dsn, jobs, monkeypatch):
+    ends, sent = threading.Event(), []
+
+    @app.job("t")
+    async def handler() -> str:
+        await asyncio.to_thread(ends.wait, 10)
+        return "x" * 1_000_000
+
+    @app.job("too large")
+    async def too_large() -> str:
+        return "x" * 3_000_000
+
+    complete_rows = database.complete_rows
+
+    async def noted(conn, queue, ended):
+        sent.append(sum(len(result) for _, _, result, _ in ended))
+        return await complete_rows(conn, queue, ended)
+
+    monkeypatch.setattr(database, "complete_rows", noted)
+    monkeypatch.setattr(reporting, "HEAVIEST", 2_500_000)
+    monkeypatch.setattr(reporting, "HEAVIEST_RESULT", 2_900_000)
+    made = [app.enqueue("t") for _ in range(7)]
+    with in_thread(app, live_dsn) as running:
+        wait_until(lambda: running.worker.slots.busy == 7)
+        refused = jobs.wait(app.enqueue("too large"), "dead")
+        ends.set()
+        assert {jobs.wait(job, "completed").state for job in made} == {"completed"}
+    assert refused.last_error == "the result cannot be stored: it has 3000002 characters"
+    assert max(sent) < 2_500_000
