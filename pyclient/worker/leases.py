@@ -22,6 +22,8 @@ logger = logging.getLogger("pyclient.worker")
 # Often enough that a cancelled job hears of it soon, however long its lease.
 EXTEND_EVERY = 5.0
 ROUND = 0.25
+# No lease is given for less than a second; what is left of one can be next to nothing.
+SHORTEST_ROUND = 0.02
 # There may be no lease to extend for hours: a connection that broke must not be found out by the first one, nor a
 # database be called lost because nobody has asked it since.
 CHECK_EVERY = 1.0
@@ -91,7 +93,7 @@ class Keeper(threading.Thread):
             self._checked = now
             self.link.call(database.check)
         self._watch(now)
-        return shortest / 4
+        return max(shortest / 4, SHORTEST_ROUND)
 
     def _extend(self, queue: str, jobs: Sequence[JobContext]) -> None:
         sent_at = time.monotonic()

@@ -1,6 +1,7 @@
 """The worker: what becomes of jobs whose handlers do all the things handlers do."""
 
 import asyncio
+import contextlib
 import contextvars
 import os
 import signal
@@ -22,6 +23,7 @@ from psycopg.conninfo import make_conninfo
 from pyclient import Almanac, Cancelled, JobContext, PermanentError, RetryAfter, Snooze, database, errors
 from pyclient.migrate import migrate
 from pyclient.worker import reporting
+from pyclient.worker.leases import Keeper
 from pyclient.worker.threads import Threads
 from tests.workers import ROOT, Jobs, in_thread, process, run_due, wait_until
 
@@ -1012,3 +1014,31 @@ def test_large_results_do_not_go_in_one_message(app, live_dsn, jobs, monkeypatch
         assert {jobs.wait(job, "completed").state for job in made} == {"completed"}
     assert refused.last_error == "the result cannot be stored: it has 3000002 characters"
     assert max(sent) < 2_500_000
+
+
+def test_a_handler_that_goes_on_after_its_lease_does_not_keep_the_worker_spinning(app, live_dsn, jobs, monkeypatch):
+    rounds, ends = 0, threading.Event()
+    one = Keeper._round
+
+    def counted(keeper: Keeper) -> float:
+        nonlocal rounds
+        rounds += 1
+        return one(keeper)
+
+    monkeypatch.setattr(Keeper, "_round", counted)
+
+    @app.job("t")
+    async def handler(ctx: JobContext) -> None:
+        # As it is told of one that somebody has locked, just before it runs out.
+        ctx.extended(time.monotonic(), 0.0001)
+        while not ends.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.to_thread(ends.wait, 10)
+
+    with in_thread(app, live_dsn) as running:
+        app.enqueue("t")
+        wait_until(lambda: running.worker.slots.busy and all(job.lost for job in running.worker.held.copy()))
+        before = rounds
+        time.sleep(1)
+        ends.set()
+        assert rounds - before < 100
