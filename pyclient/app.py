@@ -426,7 +426,7 @@ class _Pools:
         self._find_dsn = dsn
         self._lock = threading.Lock()
         self._sync: database.Pool | None = None
-        self._async: dict[asyncio.AbstractEventLoop, database.AsyncPool] = {}
+        self._async: dict[tuple[asyncio.AbstractEventLoop, str], database.AsyncPool] = {}
 
     def sync(self) -> database.Pool:
         with self._lock:
@@ -435,14 +435,15 @@ class _Pools:
             return self._sync
 
     async def asynchronous(self) -> database.AsyncPool:
-        """One for each event loop: a connection belongs to the loop it was opened in."""
-        loop = asyncio.get_running_loop()
+        """One for each event loop, as a connection belongs to the loop it was opened in, and for each database: in the
+        tests of an application one loop may see many."""
+        here = asyncio.get_running_loop(), self._find_dsn()
         with self._lock:
-            for closed in [one for one in self._async if one.is_closed()]:
+            for closed in [one for one in self._async if one[0].is_closed()]:
                 del self._async[closed]
-            pool = self._async.get(loop)
+            pool = self._async.get(here)
             if pool is None:
-                pool = self._async[loop] = database.pool_async(self._find_dsn())
+                pool = self._async[here] = database.pool_async(here[1])
         await pool.open()
         return pool
 
@@ -453,9 +454,10 @@ class _Pools:
             pool.close()
 
     async def close_async(self) -> None:
+        loop = asyncio.get_running_loop()
         with self._lock:
-            pool = self._async.pop(asyncio.get_running_loop(), None)
-        if pool is not None:
+            pools = [self._async.pop(one) for one in list(self._async) if one[0] is loop]
+        for pool in pools:
             await pool.close()
 
 

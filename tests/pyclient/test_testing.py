@@ -1,5 +1,6 @@
 """pyclient.testing, used as an application would."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -113,3 +114,29 @@ def test_none_can_be_asked_for(almanac: TestAlmanac, app):
     app.enqueue("mail", {})
     with pytest.raises(AssertionError, match="1 jobs mail wait with None, not 0"):
         almanac.assert_enqueued("mail", count=0)
+
+
+async def _enqueue_here_and_there(dsns: list[str]) -> list[int]:
+    app, found = Almanac(), []
+    app.job("mail")(lambda: None)
+    for dsn in dsns:
+        made = TestAlmanac(dsn)
+        made.use(app)
+        await app.enqueue_async("mail")
+        found.append(len(made.jobs("mail")))
+        made.close()
+    await app.close_async()
+    return found
+
+
+def test_tests_that_share_an_event_loop_do_not_share_a_database(almanac_server, almanac_template):
+    names = ["almanac_test_one", "almanac_test_other"]
+    with database.connect(almanac_server) as conn:
+        for name in names:
+            database.clone_database(conn, name, almanac_template)
+        try:
+            dsns = [database.dsn_of(almanac_server, name) for name in names]
+            assert asyncio.run(_enqueue_here_and_there(dsns)) == [1, 1]
+        finally:
+            for name in names:
+                database.drop_database(conn, name)
