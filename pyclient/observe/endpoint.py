@@ -1,5 +1,6 @@
 """/metrics and /healthz, from a thread: it answers also while the event loop is blocked, and says so."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -61,6 +62,8 @@ class Endpoint:
         registry.register(Collector(metrics, gauges))
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = 10  # seconds; each connection has a thread, also one that asks for nothing
+
             def do_GET(self) -> None:
                 if self.path.split("?")[0] == "/metrics":
                     self.answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
@@ -71,11 +74,13 @@ class Endpoint:
                     self.answer(404, "text/plain", b"/metrics or /healthz\n")
 
             def answer(self, status: int, kind: str, body: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                # Whoever asked may have gone; that is no error of the worker.
+                with contextlib.suppress(ConnectionError):
+                    self.send_response(status)
+                    self.send_header("Content-Type", kind)
+                    self.send_header("Content-Length", str(len(body)))
+                    self.end_headers()
+                    self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
                 """A scrape every few seconds is not news."""

@@ -3,6 +3,10 @@
 import io
 import json
 import logging
+import socket
+import struct
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +19,8 @@ from psycopg.conninfo import make_conninfo
 
 from pyclient import Almanac, JobContext, Snooze
 from pyclient.observe import logs, sentry
+from pyclient.observe.endpoint import Endpoint
+from pyclient.observe.metrics import Metrics
 from tests.workers import Jobs, in_thread, run_due, wait_until
 
 
@@ -199,3 +205,26 @@ def test_errors_reach_sentry_with_the_job_and_without_its_payload(app, live_dsn)
     assert event["contexts"]["job"]["job_id"] == job.job_id
     assert event["tags"]["almanac.job_type"] == "fails_once"
     assert "do not send me" not in json.dumps(event, default=str)
+
+
+def test_who_goes_away_or_says_nothing_is_no_trouble(capfd):
+    def slow() -> None:
+        time.sleep(0.2)
+
+    endpoint = Endpoint(0, Metrics(), dict, slow)
+    try:
+        handler: Any = endpoint.server.RequestHandlerClass
+        assert 0 < handler.timeout <= 60
+        handler.timeout = 0.2
+        before = threading.active_count()
+        gone = socket.create_connection(("127.0.0.1", endpoint.port))
+        gone.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.close()
+        with socket.create_connection(("127.0.0.1", endpoint.port)) as silent:
+            assert silent.recv(1) == b"", "hung up on"
+        time.sleep(0.3)
+        assert threading.active_count() <= before
+    finally:
+        endpoint.close()
+    assert capfd.readouterr().err == ""
