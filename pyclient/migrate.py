@@ -105,6 +105,6 @@ def installer() -> str:
             lines += [f"-- ── {name} " + "─" * (112 - len(name)), (folder / name).read_text(encoding="utf-8")]
         elif not line.startswith(("\\", "-- ")):
             lines.append(line)
-    return "-- pg_almanac, installer in one file. Run it on an empty place with psql -f or any driver.\n" + "\n".join(
-        lines
-    )
+    # psql would go on after an error, and end as if there had been none; a line that stops it is none for a driver.
+    how = "-- Run it on an empty place with psql -v ON_ERROR_STOP=1 -f or any driver.\n"
+    return "-- pg_almanac, installer in one file.\n" + how + "\n".join(lines)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
-import psycopg.errors
+import psycopg
 
 if TYPE_CHECKING:
     from pyclient import database
@@ -155,8 +155,9 @@ def _connection(app: "App") -> Iterator["database.Connection"]:
             migrate.check(installed)
         try:
             yield conn
-        except psycopg.errors.InvalidParameterValue as error:
-            raise click.UsageError(f"{error.diag.message_primary}. {error.diag.message_detail}") from error
+        except psycopg.DataError as error:
+            said = (error.diag.message_primary or str(error), error.diag.message_detail)
+            raise click.UsageError(". ".join(filter(None, said))) from error
 
 
 def _line(run: "database.PreviewedRun") -> str:

@@ -46,7 +46,7 @@ def check(app: "App") -> None:
 
 @click.command()
 def sql() -> None:
-    """Print one self-contained installer, for psql -f or any driver."""
+    """Print one self-contained installer, for psql -v ON_ERROR_STOP=1 -f or any driver."""
     from pyclient.migrate import installer
 
     # Bytes: the script is in UTF-8, whatever the terminal is.

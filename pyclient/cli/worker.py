@@ -48,14 +48,22 @@ class Weighted(click.ParamType[tuple[str, float]]):
 @click.option("--processes", default=1, show_default=True, type=click.IntRange(1), help="Processes to keep running.")
 @click.option("--supervise/--no-supervise", default=True, help="Replace a process that dies (on by default).")
 @click.option("--burst", is_flag=True, help="Exit when nothing is due.")
-@click.option("--once", type=int, metavar="JOB_ID", help="Work on this job alone, then exit.")
+@click.option("--once", type=click.IntRange(1, 2**63 - 1), metavar="JOB_ID", help="Work on this job alone, then exit.")
 @click.option(
     "--grace", default=25.0, show_default=True, type=click.FloatRange(0), help="Seconds to finish on SIGTERM."
 )
-@click.option("--lease", type=click.FloatRange(1), help="Seconds of a lease; default: that of the type or the queue.")
+@click.option(
+    "--lease",
+    type=click.FloatRange(1, timedelta(days=30).total_seconds()),
+    help="Seconds of a lease; default: that of the type or the queue.",
+)
 @click.option("--prefetch", default=1000, show_default=True, type=click.IntRange(0), help="Most jobs fetched ahead.")
 @click.option("--poll", default=5.0, show_default=True, type=click.FloatRange(0.05), help="Longest sleep, in seconds.")
-@click.option("--metrics-port", type=int, help="Serve /metrics and /healthz; process n of N uses the port + n - 1.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve /metrics and /healthz; process n of N uses the port + n - 1.",
+)
 @click.option("--log-format", type=click.Choice(["auto", "human", "json"]), default="auto", show_default=True)
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True

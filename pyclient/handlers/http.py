@@ -30,6 +30,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from pyclient import errors
 from pyclient.context import JobContext
 from pyclient.outcomes import PermanentError, RetryAfter
 from pyclient.settings import HttpPolicy
@@ -83,6 +84,8 @@ class HttpHandler:
 
     def __init__(self, policy: HttpPolicy | None = None) -> None:
         self.policy = policy or HttpPolicy()
+        if self.policy.secret is not None:
+            _key(self.policy.secret)
         self.__name__ = self.__qualname__ = "http"
 
     async def __call__(self, ctx: JobContext, payload: Request) -> dict[str, Any]:
@@ -237,12 +240,22 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast
 
 
+def _key(secret: str) -> bytes:
+    if not secret.startswith("whsec_"):
+        return secret.encode()
+    try:
+        return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except ValueError:
+        raise errors.AlmanacError(
+            "the secret that requests are signed with is not base64 after whsec_", hint="Correct ALMANAC_HTTP_SECRET."
+        ) from None
+
+
 def sign(secret: str, message_id: str, content: bytes, at: float | None = None) -> dict[str, str]:
     """The headers of Standard Webhooks: the receiver can check who sent it, and when."""
-    key = base64.b64decode(secret.removeprefix("whsec_")) if secret.startswith("whsec_") else secret.encode()
     timestamp = str(int(time.time() if at is None else at))
     signed = b".".join([message_id.encode(), timestamp.encode(), content])
-    signature = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+    signature = base64.b64encode(hmac.new(_key(secret), signed, hashlib.sha256).digest()).decode()
     return {"webhook-id": message_id, "webhook-timestamp": timestamp, "webhook-signature": f"v1,{signature}"}
 
 

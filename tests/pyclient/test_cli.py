@@ -69,6 +69,20 @@ def test_an_account_without_a_home_can_name_a_database(monkeypatch):
     assert settings.load("dbname=a", {}).dsn == "dbname=a"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [("--metrics-port", "65536"), ("--once", str(2**63)), ("--lease", "1e300")],
+)
+def test_numbers_that_cannot_be_are_refused_before_a_worker_starts(options):
+    done = pyclient("worker", *options, ALMANAC_DSN="dbname=nowhere")
+    assert (done.returncode, f"Invalid value for '{options[0]}'" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_secret_that_cannot_be_read_is_one_line(live_dsn):
+    done = pyclient("worker", "--burst", "--no-supervise", ALMANAC_DSN=live_dsn, ALMANAC_HTTP_SECRET="whsec_not!base64")
+    assert_one_line(done, "not base64", "ALMANAC_HTTP_SECRET")
+
+
 def test_the_option_goes_before_the_environment(live_dsn):
     done = pyclient("--dsn", live_dsn, "psql-line", ALMANAC_DSN="dbname=a", DATABASE_URL="dbname=b")
     assert done.stdout == f"psql '{live_dsn}'\n"

@@ -109,3 +109,8 @@ def test_a_database_without_pg_almanac_is_one_line(empty_dsn):
     assert done.exit_code == 2
     assert "pyclient migrate" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_runs_beyond_what_can_be_shown_are_no_traceback(cron):
+    code, _, said = cron("next", "0 0 29 2 *", "--after", "9990-12-31T00:00Z", "-n", "5")
+    assert (code, "Error: " in said) == (2, True)
