@@ -23,7 +23,7 @@ create table almanac.queue (
     created_at          timestamptz not null,
     created_by          text not null,
     constraint queue_pkey primary key (queue),
-    constraint queue_name_is_readable check (queue ~ '\S' and length(queue) <= 200),
+    constraint queue_name_is_readable check (queue ~ E'\\S' and length(queue) <= 200),
     constraint queue_lease_is_sane check (lease >= interval '1 second' and lease <= interval '30 days'),
     constraint queue_max_attempts_is_positive check (max_attempts between 1 and 1000000),
     constraint queue_delays_are_sane check (
@@ -118,7 +118,7 @@ create table almanac.job_type (
     changed_at   timestamptz not null,
     changed_by   text not null,
     constraint job_type_pkey primary key (queue, job_type),
-    constraint job_type_name_is_readable check (job_type ~ '\S' and length(job_type) <= 200),
+    constraint job_type_name_is_readable check (job_type ~ E'\\S' and length(job_type) <= 200),
     constraint job_type_lease_is_sane check (lease >= interval '1 second' and lease <= interval '30 days'),
     constraint job_type_max_attempts_is_positive check (max_attempts between 1 and 1000000),
     constraint job_type_delays_are_sane check (

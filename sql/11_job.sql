@@ -12,7 +12,7 @@ create domain almanac.live_state as text collate "C"
 comment on domain almanac.live_state is 'State of a job that is not finished.';
 -- Longer, and with four bytes to a character, it would not fit into job_unpark_idx beside queue and job_type.
 create domain almanac.concurrency_key as text collate "C"
-    constraint concurrency_key_is_readable check (value ~ '\S' and length(value) <= 200);
+    constraint concurrency_key_is_readable check (value ~ E'\\S' and length(value) <= 200);
 comment on domain almanac.concurrency_key is 'Jobs with the same one run so many at a time.';
 
 -- Fixed-width columns come first: PostgreSQL finds those before the first text or null without walking the row.
@@ -114,7 +114,7 @@ create table almanac.dedup (
     job_id     bigint not null,
     held_until timestamptz,
     constraint dedup_pkey primary key (queue, dedup_key),
-    constraint dedup_key_is_readable check (dedup_key ~ '\S' and length(dedup_key) <= 400)
+    constraint dedup_key_is_readable check (dedup_key ~ E'\\S' and length(dedup_key) <= 400)
 );
 -- The housekeeper drops windows that have passed.
 create index dedup_prune_idx on almanac.dedup (held_until) where held_until is not null;

@@ -149,7 +149,7 @@ create table almanac.schedule_template (
     changed_at  timestamptz not null,
     changed_by  text not null,
     constraint schedule_template_pkey primary key (template),
-    constraint schedule_template_name_is_readable check (template ~ '\S' and length(template) <= 200)
+    constraint schedule_template_name_is_readable check (template ~ E'\\S' and length(template) <= 200)
 );
 comment on table almanac.schedule_template is
     'Usual settings under a name. Copied when a schedule is put, so a change reaches only schedules put after it.';

@@ -35,7 +35,7 @@ create table almanac.worker (
     started_at   timestamptz not null,
     last_seen_at timestamptz not null,
     constraint worker_pkey primary key (worker),
-    constraint worker_name_is_readable check (worker ~ '\S' and length(worker) <= 200)
+    constraint worker_name_is_readable check (worker ~ E'\\S' and length(worker) <= 200)
 ) with (fillfactor = 50);
 comment on table almanac.worker is 'Workers as they last reported. For people only: recovery reads nothing but leases.';
 comment on column almanac.worker.worker is 'Name of the process, unique per start.';

@@ -26,7 +26,7 @@ create table almanac.queue (
     created_at          timestamptz not null,
     created_by          text not null,
     constraint queue_pkey primary key (queue),
-    constraint queue_name_is_readable check (queue ~ '\S' and length(queue) <= 200),
+    constraint queue_name_is_readable check (queue ~ E'\\S' and length(queue) <= 200),
     constraint queue_lease_is_sane check (lease >= interval '1 second' and lease <= interval '30 days'),
     constraint queue_max_attempts_is_positive check (max_attempts between 1 and 1000000),
     constraint queue_delays_are_sane check (
@@ -121,7 +121,7 @@ create table almanac.job_type (
     changed_at   timestamptz not null,
     changed_by   text not null,
     constraint job_type_pkey primary key (queue, job_type),
-    constraint job_type_name_is_readable check (job_type ~ '\S' and length(job_type) <= 200),
+    constraint job_type_name_is_readable check (job_type ~ E'\\S' and length(job_type) <= 200),
     constraint job_type_lease_is_sane check (lease >= interval '1 second' and lease <= interval '30 days'),
     constraint job_type_max_attempts_is_positive check (max_attempts between 1 and 1000000),
     constraint job_type_delays_are_sane check (
@@ -163,7 +163,7 @@ create domain almanac.live_state as text collate "C"
 comment on domain almanac.live_state is 'State of a job that is not finished.';
 -- Longer, and with four bytes to a character, it would not fit into job_unpark_idx beside queue and job_type.
 create domain almanac.concurrency_key as text collate "C"
-    constraint concurrency_key_is_readable check (value ~ '\S' and length(value) <= 200);
+    constraint concurrency_key_is_readable check (value ~ E'\\S' and length(value) <= 200);
 comment on domain almanac.concurrency_key is 'Jobs with the same one run so many at a time.';
 
 -- Fixed-width columns come first: PostgreSQL finds those before the first text or null without walking the row.
@@ -265,7 +265,7 @@ create table almanac.dedup (
     job_id     bigint not null,
     held_until timestamptz,
     constraint dedup_pkey primary key (queue, dedup_key),
-    constraint dedup_key_is_readable check (dedup_key ~ '\S' and length(dedup_key) <= 400)
+    constraint dedup_key_is_readable check (dedup_key ~ E'\\S' and length(dedup_key) <= 400)
 );
 -- The housekeeper drops windows that have passed.
 create index dedup_prune_idx on almanac.dedup (held_until) where held_until is not null;
@@ -611,7 +611,7 @@ create table almanac.schedule_template (
     changed_at  timestamptz not null,
     changed_by  text not null,
     constraint schedule_template_pkey primary key (template),
-    constraint schedule_template_name_is_readable check (template ~ '\S' and length(template) <= 200)
+    constraint schedule_template_name_is_readable check (template ~ E'\\S' and length(template) <= 200)
 );
 comment on table almanac.schedule_template is
     'Usual settings under a name. Copied when a schedule is put, so a change reaches only schedules put after it.';
@@ -743,7 +743,7 @@ create table almanac.worker (
     started_at   timestamptz not null,
     last_seen_at timestamptz not null,
     constraint worker_pkey primary key (worker),
-    constraint worker_name_is_readable check (worker ~ '\S' and length(worker) <= 200)
+    constraint worker_name_is_readable check (worker ~ E'\\S' and length(worker) <= 200)
 ) with (fillfactor = 50);
 comment on table almanac.worker is 'Workers as they last reported. For people only: recovery reads nothing but leases.';
 comment on column almanac.worker.worker is 'Name of the process, unique per start.';

@@ -9,6 +9,7 @@ from pathlib import Path
 import alembic.script
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from pyclient import embedded, errors, files, migrate, schema
 from tests import servers
@@ -85,6 +86,14 @@ def test_what_was_planted_where_everybody_may_write_does_not_become_part_of_a_fu
             select pg_describe_object(classid, objid, 0) from pg_depend
              where refclassid = 'pg_operator'::regclass and refobjid = 'public.*(float8,int4)'::regoperator""")
         assert dependents.fetchall() == []
+
+
+def test_a_database_may_give_a_backslash_its_old_meaning(two_empty_databases):
+    first, second = two_empty_databases
+    old = "-c standard_conforming_strings=off -c escape_string_warning=off"
+    migrate.migrate(make_conninfo(first, options=old))
+    migrate.migrate(second)
+    assert schema_of(first) == schema_of(second)
 
 
 def test_installing_twice_is_refused_and_names_the_way_to_upgrade(live_dsn):
