@@ -17,7 +17,6 @@ import json
 import re
 import socket
 import ssl
-import string
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,6 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -41,7 +39,6 @@ REDIRECTS = 5
 KEPT = 10_000
 # Who is asked, and where the request ends, is not the payload's to say.
 OURS = frozenset({"host", "content-length", "transfer-encoding"})
-VISIBLE = "".join(sorted(set(string.printable) - set(string.whitespace) - {"%"}))
 # Inside the network, or a way into it, though the standard library has them for global.
 INSIDE = [ipaddress.ip_network(one) for one in ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "fec0::/10")]
 
@@ -127,8 +124,7 @@ class HttpHandler:
         headers.setdefault("user-agent", "pg_almanac")
         # Not asked for: who unpacks what others have packed has to reckon with a thousand times as much.
         headers.setdefault("accept-encoding", "identity")
-        key = quote(ctx.idempotency_key, safe=VISIBLE)
-        headers["idempotency-key"] = key
+        key = headers["idempotency-key"] = ctx.key_for_header
         if self.policy.secret is not None:
             headers |= sign(self.policy.secret, key, content or b"")
         return content, headers

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pyclient import Almanac
+from pyclient import Almanac, JobContext
 from pyclient.handlers import http
 from pyclient.settings import HttpPolicy, http_policy
 from tests.workers import Jobs, run_due
@@ -306,3 +306,25 @@ def test_credentials_in_a_url_are_not_in_the_error(call):
 
 def test_hosts_on_the_list_are_written_in_any_case(call, receiver):
     assert call({"url": f"{receiver.url}/"}, HttpPolicy(("LocalHost",))).state == "completed"
+
+
+# ── the client that a handler of one's own is lent ──────────────────────────────────────────────────────────────────
+
+
+def test_requests_of_a_handler_carry_the_key_of_its_job_whatever_that_is(live_dsn, jobs, receiver):
+    app = Almanac(live_dsn)
+
+    @app.job("async")
+    async def asynchronous(ctx: JobContext) -> None:
+        (await ctx.http.post(f"{receiver.url}/async")).raise_for_status()
+
+    @app.job("sync")
+    def synchronous(ctx: JobContext) -> None:
+        ctx.http_sync.post(f"{receiver.url}/sync").raise_for_status()
+
+    made = [app.enqueue(name, idempotency_key=f"rappel n° 7, {name}\n") for name in ("async", "sync")]
+    run_due(app, live_dsn)
+    app.close()
+    assert [jobs.state(job) for job in made] == ["completed"] * 2
+    sent = {path: headers["Idempotency-Key"] for _, path, headers, _ in receiver.requests}
+    assert sent == {f"/{name}": f"rappel%20n%C2%B0%207,%20{name}%0A" for name in ("async", "sync")}
