@@ -506,11 +506,16 @@ def _class_shape(handler: Any) -> tuple[Callable[[JobContext, Any], Any], bool, 
 
 
 def _function_shape(handler: Any, *, bound: bool = False) -> tuple[Callable[..., Any], bool, Any]:
-    """Handlers name what they want: (ctx, payload), (payload), (ctx) or nothing."""
+    """Handlers name what they want: (ctx, payload), (payload), (ctx) or nothing. Arguments with a default are the
+    handler's own, but for one that is called payload."""
+    taken = inspect.signature(handler).parameters.values()
+    if missing := [one.name for one in taken if one.kind is one.KEYWORD_ONLY and one.default is one.empty]:
+        raise TypeError(f"{_called(handler)} takes {missing[0]} by name only; a handler is given (ctx, payload)")
     parameters = [
         one
-        for one in inspect.signature(handler).parameters.values()
-        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
+        for one in taken
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        and (one.default is one.empty or one.name == "payload")
     ][1 if bound else 0 :]
     hints = _hints(handler)
     wants_ctx = bool(parameters) and (hints.get(parameters[0].name) is JobContext or parameters[0].name == "ctx")

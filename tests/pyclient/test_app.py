@@ -307,6 +307,27 @@ def test_a_partial_is_read_as_the_function_inside(app):
         app.job()(functools.partial(send, "mail.example.org"))
 
 
+def test_a_payload_may_have_a_default_and_other_arguments_with_one_are_the_handlers_own(app, live_dsn):
+    seen = []
+
+    @app.job("a")
+    async def a(ctx: JobContext, payload: dict[str, int] | None = None, retries: int = 3) -> None:
+        seen.append((payload, retries))
+
+    @app.job("b")
+    async def b(payload: Any = None) -> None:
+        seen.append(payload)
+
+    app.enqueue("a", {"n": 1})
+    app.enqueue("b", {"n": 2})
+    run_due(app, live_dsn)
+    assert sorted(map(repr, seen)) == ["({'n': 1}, 3)", "{'n': 2}"]
+    with pytest.raises(TypeError, match="takes payload by name only"):
+
+        @app.job("c")
+        def c(ctx: JobContext, *, payload: Any) -> None: ...
+
+
 def test_what_is_no_handler_is_refused_by_name(app):
     class Static:
         @staticmethod
