@@ -220,12 +220,12 @@ begin
         exit when s.fires + v_fired >= s.max_fires;
     end loop;
 
-    if v_fired > 0 and s.overlap = 'cancel_running' then
-        perform almanac._cancel_live(s, format('the tick of %s took its place', v_ticks[v_last]));
-    end if;
     select array_agg(r) into v_recorded
       from almanac._record_ticks(s, v_ticks, v_decisions, v_reasons, v_jobs, v_lates, _decide_ticks.ticked_by) r;
-    -- What the ledger had already is not fired again.
+    -- What the ledger had already is not fired again, and takes nobody's place.
+    if s.overlap = 'cancel_running' and exists (select from unnest(v_recorded) r where r.job_id is not null) then
+        perform almanac._cancel_live(s, format('the tick of %s took its place', v_ticks[v_last]));
+    end if;
     perform almanac._fire_ticks(s, array_agg(d.tick_at), array_agg(r.job_id), array_agg(d.due_at), array_agg(d.late))
        from unnest(v_recorded) r
        join unnest(v_ticks, v_dues, v_lates) as d (tick_at, due_at, late) on d.tick_at = r.tick_at

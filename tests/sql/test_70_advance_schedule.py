@@ -373,6 +373,29 @@ def test_cancel_running_after_downtime_makes_one_job(jobs, now):
     assert jobs.one("select tick_at from almanac.job") == minutes(10, 1)[0]
 
 
+@pytest.mark.parametrize("ticker", ["tick", "advance_schedule"])
+def test_a_tick_that_has_its_job_already_cancels_none(jobs, now, ticker):
+    put(jobs, cron=MINUTELY, overlap="cancel_running")
+    now.advance(minutes=1)
+    # Due, and made up by hand before the heartbeat came to it.
+    (made,) = jobs.backfill_schedule(name="daily", from_at=minutes(1, 1)[0], to_at=minutes(1, 1)[0])[0].job_ids
+    if ticker == "tick":
+        drain(jobs)
+    else:
+        jobs.advance_schedule(queue="default", name="daily")
+    assert jobs.sql("select id, state from almanac.job") == [(made, "scheduled")]
+    assert decisions(jobs) == {"backfilled": 1}
+    (running,) = jobs.claim("default", 10)
+    now.advance(minutes=1)
+    jobs.backfill_schedule(name="daily", from_at=minutes(2, 1)[0], to_at=minutes(2, 1)[0])
+    drain(jobs)
+    assert jobs.row(running.job_id).cancel_requested_at is None
+    now.advance(minutes=1)
+    drain(jobs)
+    assert jobs.row(running.job_id).cancel_requested_by == "tick", "this one fires"
+    assert decisions(jobs) == {"backfilled": 2, "fired": 1}
+
+
 # ── gates ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
