@@ -64,6 +64,21 @@ $$;
 comment on function almanac._open_queue(text, text[]) is
     'The queue''s row; raises PA001 if there is none and PA004 without the right.';
 
+-- 30 _hold_queue: as _open_queue, for what must fit the queue also when it commits: whoever sets the queue waits, or is
+-- waited for. The weakest lock there is: those who hold it do not keep each other from noting a priority in the row.
+-- Reads: queue. Calls: _open_queue.
+create or replace function almanac._hold_queue(queue text, variadic rights text[])
+    returns almanac.queue
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform from almanac.queue where queue.queue = _hold_queue.queue for key share;
+    return almanac._open_queue(_hold_queue.queue, variadic _hold_queue.rights);
+end;
+$$;
+comment on function almanac._hold_queue(text, text[]) is
+    'The queue''s row, which put_queue does not change before the end of the transaction; raises as _open_queue.';
+
 -- 30 grant_queue: from the first grant on, a queue is closed to everybody who was not granted a right.
 -- Reads: queue, queue_grant. Writes: queue, queue_grant. Calls: clock, _caller, _audit.
 create or replace function almanac.grant_queue(queue text, role text, may text)

@@ -191,15 +191,15 @@ comment on function almanac._settle_ticks(almanac.schedule, text, timestamptz) i
 
 -- 33 _declare: insert or change by name. Declaring what is there already changes nothing at all: no revision, no new
 -- next_due_at, no end of a pause. A change keeps the past: ticks up to now are not decided again under the new rule.
--- Reads: tick, schedule. Writes: schedule, schedule_revision, zone_watch. Calls: clock, _caller, _audit, _open_queue,
+-- Reads: tick, schedule. Writes: schedule, schedule_revision, zone_watch. Calls: clock, _caller, _audit, _hold_queue,
 -- _check_schedule, _clock_changes, _clear_alert, _definition, _learn, _settle_ticks, _tick_after.
 create or replace function almanac._declare(wanted almanac.schedule, action text)
     returns almanac.declared_schedule
     language plpgsql volatile set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
 as $$
 declare
+    v_queue   almanac.queue := almanac._hold_queue(wanted.queue, 'produce', 'operate');
     v_now     timestamptz := almanac.clock();
-    v_queue   almanac.queue := almanac._open_queue(wanted.queue, 'produce', 'operate');
     v_new     almanac.schedule := almanac._check_schedule(wanted, v_queue.max_payload_bytes);
     v_old     almanac.schedule;
     v_created boolean;

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.jobs import Blocked, Jobs
+from tests.jobs import Blocked, Jobs, refused
 
 SCHEDULES = 1000
 
@@ -192,6 +192,39 @@ def test_two_changes_hand_on_the_tick_that_comes_due_while_one_waits_for_the_oth
     assert conn.execute("select tick_at = '2026-03-10 12:01Z', decision from almanac.tick").fetchall() == [
         (True, "fired")
     ]
+
+
+GATE = "select from almanac.put_schedule('default', 'b', '0 9 * * *', 'x', after_schedule => 'a', within => '7 days')"
+KEEP_LESS = "select from almanac.put_queue('default', retention => '6 days')"
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+@pytest.mark.parametrize(("first", "second"), [(GATE, KEEP_LESS), (KEEP_LESS, GATE)], ids=["gate first", "less first"])
+def test_of_a_gate_and_a_retention_it_looks_beyond_the_second_is_refused(conn, connect, first, second, ending):
+    a, b = connect(autocommit=False), connect()
+    a.execute(first)
+    with Blocked(conn, b, lambda: b.execute(second)) as waiting:
+        a.execute(ending)
+    if ending == "commit":
+        with refused("PA009"):
+            waiting.value()
+    else:
+        waiting.value()
+
+
+def test_schedules_of_one_queue_are_declared_side_by_side(conn, connect):
+    a, b = connect(autocommit=False), connect(autocommit=False)
+    declare = "select from almanac.put_schedule('default', %s, '0 9 * * *', 'x', priority => %s)"
+    b.execute("set local statement_timeout = '10s'")
+    a.execute(declare, ["a", 0])
+    b.execute(declare, ["b", 0])
+    # The first of a new priority changes the row of the queue, which both have locked.
+    a.execute(declare, ["c", 1])
+    with Blocked(conn, b, lambda: b.execute(declare, ["d", 2])) as waiting:
+        a.commit()
+    waiting.value()
+    b.commit()
+    assert conn.execute("select priorities from almanac.queue").fetchone() == ([2, 1, 0],)
 
 
 def test_a_locked_schedule_holds_up_nobody_and_fires_later_once(conn, clock, connect):
