@@ -120,7 +120,8 @@ $$;
 comment on function almanac._ring_pg_cron() is 'Let pg_cron read its jobs again, in case it missed the change.';
 
 -- 70 _dismiss_pg_cron: pg_cron ticks though its job was taken away: that message got lost too, and it would go on until
--- the next restart. A job that comes and goes in one transaction is a change, and nothing else.
+-- the next restart. A job that comes and goes in one transaction is a change, and nothing else. If it ticks by a job of
+-- somebody's own, under whichever name, all is well.
 create or replace function almanac._dismiss_pg_cron()
     returns void
     language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
@@ -129,8 +130,9 @@ declare
     v_has_job boolean;
 begin
     if to_regclass('cron.job') is not null then
-        execute 'select exists (select from cron.job where jobname = $1 and database = current_database())'
-            into v_has_job using 'almanac';
+        execute 'select exists (select from cron.job where database = current_database() '
+                'and (jobname = $1 or (active and command ilike $2)))'
+            into v_has_job using 'almanac', '%almanac%tick%';
         if not v_has_job then
             execute 'select cron.unschedule(cron.schedule($1, $2, $3))' using 'almanac', '* * * * *', 'select 1';
         end if;
@@ -139,7 +141,7 @@ exception
     when insufficient_privilege or undefined_function or lock_not_available then null;
 end;
 $$;
-comment on function almanac._dismiss_pg_cron() is 'Let pg_cron read its jobs again if it ticks and has no job of ours.';
+comment on function almanac._dismiss_pg_cron() is 'Let pg_cron read its jobs again if it ticks and has no job for it.';
 
 -- 70 _keep_house: once a minute, by whichever tick gets there first: partitions, retention, zone rules, and pg_cron if
 -- it should tick and does not, or ticks and should not.

@@ -115,6 +115,26 @@ def test_a_stop_that_pg_cron_missed_is_heard_when_it_ticks_once_more(cron_jobs):
 
 
 @pytest.mark.pg_cron
+@pytest.mark.parametrize(
+    ("command", "active", "is_left_alone"),
+    [
+        ("call almanac._tick_loop()", True, True),
+        ('SELECT "almanac"._Tick_From_Pg_Cron()', True, True),
+        ("call almanac._tick_loop()", False, False),
+        ("select almanac.health()", True, False),
+    ],
+)
+def test_pg_cron_is_left_alone_while_it_ticks_by_a_job_of_somebodys_own(cron_jobs, command, active, is_left_alone):
+    jobid = cron_jobs.one("select cron.schedule('my own', '0 0 30 2 *', %s)", command)
+    cron_jobs.sql("update cron.job set active = %s", active)
+    jobs_ever = "select last_value from cron.jobid_seq"
+    before = cron_jobs.one(jobs_ever)
+    cron_jobs.sql("select almanac._tick_from_pg_cron()")
+    assert (cron_jobs.one(jobs_ever) == before) is is_left_alone
+    assert cron_jobs.one("select jobid from cron.job") == jobid
+
+
+@pytest.mark.pg_cron
 def test_right_after_an_installation_pg_cron_is_given_time_to_listen(cron_jobs, cron_dsn):
     launcher = Launcher(cron_jobs.conn)
     with psycopg.connect(cron_dsn, autocommit=True) as conn:
