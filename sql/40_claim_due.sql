@@ -391,9 +391,9 @@ begin
         end if;
         if v_again then
             -- A job that was claimed and given back since the statement began was locked as it is now, which the
-            -- statement cannot see. So look again, in two statements. What is found now comes after the others, whatever
-            -- its priority: it became claimable after they were claimed, and to sort all of them every claim would
-            -- have to collect its answer before it returns it.
+            -- statement cannot see. So look again, in two statements. What is found now comes after the others,
+            -- whatever its priority: it became claimable after they were claimed, and to sort all of them every claim
+            -- would have to collect its answer before it returns it.
             return query select * from almanac.claim_due(
                 claim_due.queue, claim_due.worker, claim_due.batch_size - v_claimed, claim_due.lease,
                 claim_due.job_types);
