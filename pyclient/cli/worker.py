@@ -93,7 +93,7 @@ def worker(
     from pyclient.observe import logs
     from pyclient.worker import Options
     from pyclient.worker import supervise as keep_running
-    from pyclient.worker.process import run
+    from pyclient.worker.process import leave, run
 
     logs.setup(log_format, log_level)
     if app.settings.dsn is None:
@@ -123,9 +123,11 @@ def worker(
 
     with app.database() as dsn:
         check_schema(dsn)
-        if not supervise:
-            sys.exit(work(0, None, dsn))
-        sys.exit(keep_running(processes, lambda number, lifeline: work(number, lifeline, dsn), grace))
+        if supervise:
+            code = keep_running(processes, lambda number, lifeline: work(number, lifeline, dsn), grace)
+        else:
+            code = work(0, None, dsn)
+    leave(code)
 
 
 def check_schema(dsn: str) -> None:

@@ -12,6 +12,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import NoReturn
 
 from pyclient import database, errors
 from pyclient.context import JobContext
@@ -150,7 +151,7 @@ class Keeper(threading.Thread):
             self.give_up(job, blocked, self.link.conn)
 
 
-def exit_at_once(code: int) -> None:
+def exit_at_once(code: int) -> NoReturn:
     """Without waiting for a loop that does not turn or a thread that does not end."""
     logging.shutdown()
     sys.stdout.flush()

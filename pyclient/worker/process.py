@@ -8,12 +8,14 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyclient import __version__, database, errors
 from pyclient.app import Almanac, Job
@@ -41,6 +43,8 @@ SWEEP = 0.05
 # Handlers that were cancelled get so long to clean up.
 UNWIND = 1.0
 RESTART = 75
+# What threads of asyncio.to_thread are called.
+HELPER = "handler-helper"
 # An event loop that has not turned for so long is not coming back by itself.
 UNHEALTHY = 30.0
 
@@ -226,10 +230,7 @@ class Worker:
             self.slots.end(job, STOPPING)
         unwound = time.monotonic() + UNWIND
         await drain(self.slots, lambda: unwound)
-        for job in self.slots.running():
-            # A handler that refuses to end; its lease is given back all the same, and its result would be refused.
-            job.lost = True
-            self.outbox.add(Released(job, "the worker stopped"))
+        self.slots.leave()
         self._give_back_buffer()
         # The database gets a few seconds more to take what is finished.
         last_moment = max(self._stop_by, time.monotonic()) + 5.0
@@ -262,7 +263,7 @@ class Worker:
             self.keeper.beat = now
             self.slots.sweep(now)
             if self.slots.abandoned >= max(4, self.options.concurrency) and not self.stopping:
-                logger.error("too many handlers that do not end threads=%d; restarting", self.slots.abandoned)
+                logger.error("too many handlers that do not end handlers=%d; restarting", self.slots.abandoned)
                 self._restart = True
                 self.stop()
             await asyncio.sleep(SWEEP)
@@ -363,7 +364,7 @@ class Worker:
     def _blocking(self) -> JobContext | None:
         """The job whose handler holds the event loop; asked from another thread."""
         task = asyncio.current_task(self.loop)
-        for slot in self.slots.slots:
+        for slot in (*self.slots.slots, *self.slots.left):
             if slot.task is task:
                 return slot.job
         return None
@@ -483,7 +484,13 @@ def run(app: Almanac, dsn: str, options: Options, *, lifeline: int | None = None
     `lifeline` is a descriptor that becomes readable when the supervisor is gone: then the worker stops too.
     """
 
+    is_stuck = False
+
     async def main() -> int:
+        nonlocal is_stuck
+        # By a name of its own, to know afterwards which threads handlers left behind.
+        executor = ThreadPoolExecutor(thread_name_prefix=HELPER)
+        asyncio.get_running_loop().set_default_executor(executor)
         worker = Worker(app, dsn, options)
         worker.handle_signals(supervised=lifeline is not None)
         if lifeline is not None:
@@ -499,10 +506,47 @@ def run(app: Almanac, dsn: str, options: Options, *, lifeline: int | None = None
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
-        return await worker.run()
+        try:
+            return await worker.run()
+        finally:
+            is_stuck = await _is_anything_left(executor)
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    runner = asyncio.Runner(loop_factory=_loop_factory())
+    try:
         return runner.run(main())
+    finally:
+        # It would wait for what does not end.
+        if not is_stuck:
+            runner.close()
+
+
+async def _is_anything_left(executor: ThreadPoolExecutor) -> bool:
+    """Tell tasks and threads to end, as a loop does that is closed, and whether some do not: handlers that swallow
+    CancelledError, calls of asyncio.to_thread that do not come back."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        _, others = await asyncio.wait(others, timeout=UNWIND)
+    executor.shutdown(wait=False, cancel_futures=True)
+    ends = time.monotonic() + UNWIND
+    while _helpers() and time.monotonic() < ends:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    if others or _helpers():
+        logger.warning("handlers did not end and are cut off tasks=%d threads=%d", len(others), len(_helpers()))
+        return True
+    return False
+
+
+def _helpers() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith(HELPER)]
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with this code, also when the interpreter would wait for a thread that handlers left behind."""
+    if _helpers():
+        exit_at_once(code)
+    sys.exit(code)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -26,7 +26,10 @@ logger = logging.getLogger("pyclient.worker")
 # After so many jobs in a row that never waited, the others (claims, reports, signals) get a turn.
 TURN = 100
 
-TIMED_OUT, CANCELLED, LOST, STOPPING = "timed out", "cancelled", "lost", "stopping"
+# So long a handler that was ended may take to clean up. One that goes on is left behind.
+STUBBORN = 5.0
+
+TIMED_OUT, CANCELLED, LOST, STOPPING, LEFT = "timed out", "cancelled", "lost", "stopping", "left"
 
 # Frames of this package say nothing about what went wrong in a handler; those of its own handlers do.
 _PACKAGE = Path(__file__).parent.parent
@@ -58,7 +61,8 @@ class Slots:
         #: What context variables are set to where a handler begins.
         self.context = contextvars.copy_context()
         self.threads = Threads()
-        self.abandoned = 0
+        #: Those whose handler did not end when it was told to; others have taken their places.
+        self.left: list[Slot] = []
         self.busy = 0
         self.finished = 0
         self.slots: list[Slot] = []
@@ -86,11 +90,25 @@ class Slots:
     def running(self) -> list[JobContext]:
         return [slot.job for slot in self.slots if slot.job is not None]
 
+    @property
+    def abandoned(self) -> int:
+        """Handlers that go on though nobody waits for them any more."""
+        return len(self.left) + self.threads.abandoned
+
     def sweep(self, now: float) -> None:
-        """End what has run out of time."""
-        for slot in self.slots:
+        """End what has run out of time, and leave behind what does not end."""
+        for slot in self.slots.copy():
             if slot.deadline is not None and now >= slot.deadline and slot.job is not None:
-                slot.end(TIMED_OUT)
+                if slot.why is TIMED_OUT or slot.why is LOST:
+                    slot.leave()
+                else:
+                    slot.end(TIMED_OUT)
+
+    def leave(self) -> None:
+        """Leave every handler behind that still runs."""
+        for slot in self.slots.copy():
+            if slot.job is not None:
+                slot.leave()
 
     def end(self, job: JobContext, why: str) -> None:
         """End the handler of a job, if it has one; a job that has not started is not started."""
@@ -109,7 +127,7 @@ class Slots:
 
     def close(self) -> None:
         self.closing = True
-        for slot in self.slots:
+        for slot in (*self.slots, *self.left):
             slot.task.cancel()
 
 
@@ -173,12 +191,14 @@ class Slot:
                     self._completed_itself(job, result)
                 elif self.why is LOST:
                     held.discard(job)
-                else:
+                elif self.why is not LEFT:
                     outbox.done[job._claim.queue].append((job, text))
                     if outbox.hungry:
                         outbox.poke()
-                if is_logged:
+                if is_logged and self.why is not LEFT:
                     logger.info("job done", extra={"job": job})
+            if self.why is LEFT:
+                return
             self.job = None
             self.deadline = None
             slots.busy -= 1
@@ -200,9 +220,13 @@ class Slot:
     def ended(self, task: "asyncio.Task[None]") -> None:
         """The worker closes, or a handler cancelled its task or left variables behind: another slot takes the place."""
         slots = self.slots
-        slots.slots.remove(self)
         if not task.cancelled() and task.exception() is not None:
             logger.error("a slot failed", exc_info=task.exception())
+        if self.why is LEFT:
+            slots.left.remove(self)
+            logger.info("handler that was left behind has ended", extra={"job": self.job})
+            return
+        slots.slots.remove(self)
         if self.job is not None:
             slots.busy -= 1
             slots.outbox.add(Failed(self.job, "the handler left its task in a state that cannot go on"))
@@ -214,21 +238,45 @@ class Slot:
             if definition.is_async:
                 return await definition.call(job, value)
             job.watch()
-            result = await self.slots.threads.submit(partial(definition.call, job, value))
+            result = await self.slots.threads.call(partial(definition.call, job, value))
             # A plain function may hand back an awaitable (a decorator that hides a coroutine function).
             return await result if asyncio.iscoroutine(result) else result
 
     def end(self, why: str) -> None:
-        """Called by the loop while the handler waits: an async one is cancelled, a sync one told and left behind."""
-        if self.why is not None or self.job is None:
+        """Called by the loop while the handler waits: an async one is cancelled, a sync one told and left behind.
+
+        One that goes on after somebody cancelled its job still has its time-out, and can lose its lease.
+        """
+        if self.job is None or not (self.why is None or (self.why is CANCELLED and why in (TIMED_OUT, LOST))):
             return
         self.why = why
-        self.deadline = None
+        if why is not CANCELLED:
+            self.deadline = time.monotonic() + STUBBORN
         self.job.cancel()
-        definition = self.slots.jobs[self.job.job_type]
-        if not definition.is_async:
-            self.slots.abandoned += 1
         self.task.cancel()
+
+    def leave(self) -> None:
+        """The handler did not end when it was told to. What became of its attempt is reported now, so its lease is not
+        extended any more; what it comes to later is not. Another slot takes the place."""
+        slots, job, why = self.slots, self.job, self.why
+        assert job is not None
+        if not job.completed:
+            logger.warning(
+                "handler goes on though it was ended why=%r; what it returns is discarded. Let CancelledError pass, "
+                "or raise it again after cleaning up",
+                why,
+                extra={"job": job},
+            )
+        self._ended_badly(job, slots.jobs[job.job_type], None)
+        self.why, self.deadline = LEFT, None
+        slots.slots.remove(self)
+        slots.left.append(self)
+        slots.busy -= 1
+        slots.finished += 1
+        if slots.buffer and not slots.closing:
+            slots.add([])
+        if slots.on_room is not None:
+            slots.on_room()
 
     def _forget_cancellation(self) -> None:
         """The cancellation was meant for the handler; the slot goes on."""
@@ -246,21 +294,26 @@ class Slot:
                 extra={"job": job},
             )
 
-    def _ended_badly(self, job: JobContext, definition: Job, error: BaseException) -> None:
+    def _ended_badly(self, job: JobContext, definition: Job, error: BaseException | None) -> None:
+        """Without an error: it has not ended, and nobody waits for it any more."""
         slots, add = self.slots, self.slots.outbox.add
+        if self.why is LEFT:
+            return
         if job.completed:
             slots.held.discard(job)
             slots.metrics.completed += 1
-            logger.error("handler raised after its job was completed error=%r", error, extra={"job": job})
+            if error is not None:
+                logger.error("handler raised after its job was completed error=%r", error, extra={"job": job})
         elif self.why is LOST:
             slots.held.discard(job)
             slots.metrics.lost += 1
             logger.warning("lease lost, handler ended", extra={"job": job})
         elif self.why is TIMED_OUT:
-            add(Failed(job, clean(f"timed out after {definition.timeout:g} s\n{_where(error)}")))
+            where = f"and goes on in\n{_whereabouts(self.task)}" if error is None else _where(error)
+            add(Failed(job, clean(f"timed out after {definition.timeout:g} s\n{where}")))
         elif self.why is CANCELLED:
             add(Released(job, "cancelled while it ran"))
-        elif self.why is STOPPING:
+        elif self.why is STOPPING or error is None:
             add(Released(job, "the worker stopped"))
         elif isinstance(error, outcomes.PermanentError):
             add(Failed(job, clean(_text(error)), permanent=True))
@@ -295,6 +348,17 @@ def _where(error: BaseException) -> str:
     if cause is not None:
         text += "caused by " + "".join(traceback.format_exception(cause))
     return text.rstrip()
+
+
+def _whereabouts(task: "asyncio.Task[None]") -> str:
+    """The handler's part of what a task waits in."""
+    frames = []
+    waits_in: Any = task.get_coro()
+    while (frame := getattr(waits_in, "cr_frame", None)) is not None:
+        if not frame.f_code.co_filename.startswith(_OURS):
+            frames.append((frame, frame.f_lineno))
+        waits_in = getattr(waits_in, "cr_await", None)
+    return "".join(traceback.StackSummary.extract(iter(frames)).format()).rstrip()
 
 
 class _entered:  # noqa: N801

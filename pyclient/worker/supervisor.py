@@ -17,6 +17,8 @@ logger = logging.getLogger("pyclient.worker")
 
 # Exit codes of a child that are not answered with another one: it ended as asked, or cannot run at all.
 DONE, REFUSED = 0, 2
+# What the supervisor ends with when it had to kill one: its jobs are repeated only after their leases have run out.
+KILLED = 1
 STOP = (signal.SIGTERM, signal.SIGINT)
 LONGEST_PAUSE = 30.0
 # A child that lived so long is not part of a crash loop.
@@ -96,6 +98,7 @@ def supervise(count: int, work: Callable[[int, int], int], grace: float) -> int:
                     if child.pid is not None:
                         logger.error("worker process does not stop and is killed pid=%d", child.pid)
                         os.kill(child.pid, signal.SIGKILL)
+                        code = max(code, KILLED)
                 kill_at = time.monotonic() + 5
             waits = [child.start_at - now for child in children if child.pid is None and not child.done and not asked]
             select.select([waker_read], [], [], max(0.0, min([1.0, *waits])))

@@ -18,6 +18,19 @@ class Threads:
         self._out = 0
         self._lock = threading.Lock()
         self.count = 0
+        #: Calls that nobody waits for any more and that have not come back.
+        self.abandoned = 0
+
+    async def call(self, call: Callable[[], Any]) -> Any:
+        """`submit`, counted as abandoned when whoever waits for it is cancelled."""
+        future = self.submit(call)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # Unless the call itself raised it.
+            if future.cancelled():
+                self.abandoned += 1
+            raise
 
     def submit(self, call: Callable[[], Any]) -> "asyncio.Future[Any]":
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -47,19 +60,18 @@ class Threads:
             with self._lock:
                 self._out -= 1
             try:
-                future.get_loop().call_soon_threadsafe(_deliver, future, outcome, raised)
+                future.get_loop().call_soon_threadsafe(self._deliver, future, outcome, raised)
             except RuntimeError:  # the loop is closed: the worker has ended
                 return
             del call, future, outcome, raised
 
-
-def _deliver(future: "asyncio.Future[Any]", outcome: Any, raised: BaseException | None) -> None:
-    if future.done():
-        return
-    if raised is None:
-        future.set_result(outcome)
-    elif isinstance(raised, StopIteration | GeneratorExit):
-        # They would end the coroutine that waits, not only tell it.
-        future.set_exception(RuntimeError(f"the handler raised {raised!r}"))
-    else:
-        future.set_exception(raised)
+    def _deliver(self, future: "asyncio.Future[Any]", outcome: Any, raised: BaseException | None) -> None:
+        if future.done():
+            self.abandoned -= 1
+        elif raised is None:
+            future.set_result(outcome)
+        elif isinstance(raised, StopIteration | GeneratorExit):
+            # They would end the coroutine that waits, not only tell it.
+            future.set_exception(RuntimeError(f"the handler raised {raised!r}"))
+        else:
+            future.set_exception(raised)

@@ -184,6 +184,74 @@ def test_a_time_out_ends_the_handler_and_fails_the_attempt(app, live_dsn, jobs):
             assert jobs.wait(app.enqueue("swallows"), "completed").result == "made it"
 
 
+def test_a_handler_that_swallows_its_time_out_loses_job_and_slot_and_has_no_late_result(
+    app, live_dsn, jobs, monkeypatch, caplog
+):
+    monkeypatch.setattr("pyclient.worker.running.STUBBORN", 0.3)
+    ends, ended = threading.Event(), threading.Event()
+
+    @app.job("stubborn", timeout=0.2, max_attempts=1)
+    async def stubborn() -> str:
+        while not ends.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        ended.set()
+        return "made it, far too late"
+
+    @app.job("fine")
+    async def fine() -> None: ...
+
+    with in_thread(app, live_dsn, concurrency=1) as worker:
+        job = app.enqueue("stubborn")
+        found = jobs.wait(job, "dead")
+        assert found.last_error.startswith("timed out after 0.2 s")
+        # Its place is another one's, and nobody keeps its lease alive.
+        jobs.wait(app.enqueue("fine"), "completed")
+        wait_until(lambda: not worker.worker.held)
+        assert worker.worker.slots.abandoned == 1
+        ends.set()
+        assert ended.wait(5)
+        wait_until(lambda: worker.worker.slots.abandoned == 0)
+        jobs.wait(app.enqueue("fine"), "completed")
+    assert (jobs.state(job), jobs.one(job).result) == ("dead", None)
+    (said,) = [one for one in caplog.records if "CancelledError" in one.getMessage()]
+    assert (said.levelname, said.job.job_id) == ("WARNING", job.job_id)
+
+
+def test_a_handler_that_swallows_its_cancellation_still_has_its_time_out(app, live_dsn, jobs, monkeypatch):
+    monkeypatch.setattr("pyclient.worker.running.STUBBORN", 0.3)
+    ends, told = threading.Event(), threading.Event()
+
+    @app.job("stubborn", timeout=3, max_attempts=1)
+    async def stubborn() -> None:
+        while not ends.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                told.set()
+
+    with in_thread(app, live_dsn, lease=timedelta(seconds=1)):
+        job = app.enqueue("stubborn")
+        jobs.wait(job, "running")
+        app.cancel(job)
+        assert told.wait(5)
+        # Whoever asked for the cancellation gets it: the attempt was the last thing in its way.
+        jobs.wait(job, "cancelled", "dead")
+        ends.set()
+
+
+def test_threads_that_come_back_after_their_time_out_are_not_counted_for_ever(app, live_dsn, jobs):
+    @app.job("slow", timeout=0.05, max_attempts=1)
+    def slow(ctx: JobContext) -> None:
+        wait_until(lambda: ctx.cancelled, 5)
+
+    with in_thread(app, live_dsn, concurrency=1) as worker:
+        for _ in range(6):
+            jobs.wait(app.enqueue("slow"), "dead")
+            wait_until(lambda: worker.worker.slots.abandoned == 0 or worker.worker.stopping)
+        assert not worker.worker.stopping
+
+
 def test_a_cancelled_job_is_told(app, live_dsn, jobs):
     told = []
 
@@ -692,6 +760,57 @@ def test_a_signal_that_comes_while_a_process_is_made_reaches_it_too():
         sys.exit(supervise(2, lambda number, lifeline: bool(select.select([lifeline], [], [])), grace=600))
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, timeout=20, check=True)
+
+
+@pytest.mark.parametrize("supervised", [True, False], ids=["supervised", "alone"])
+@pytest.mark.parametrize("waits", ["await asyncio.sleep(600)", "await asyncio.to_thread(time.sleep, 600)"])
+def test_a_worker_ends_when_told_whatever_its_handlers_do(tmp_path, live_dsn, jobs, supervised, waits):
+    code = f"""
+        @app.job("stubborn")
+        async def stubborn() -> None:
+            while True:
+                try:
+                    {waits}
+                except asyncio.CancelledError:
+                    pass
+    """
+    app = Almanac(live_dsn)
+    options = ["--grace", "0.2"] if supervised else ["--grace", "0.2", "--no-supervise"]
+    with process(tmp_path, live_dsn, code, *options) as running:
+        wait_until(lambda: jobs.rows("select from almanac.job_type"))
+        job = app.enqueue("stubborn")
+        jobs.wait(job, "running")
+        # Sooner than a supervisor would kill it.
+        assert running.terminate(timeout=14) == 0
+        assert "is killed" not in running.text()
+    assert (jobs.one(job).state, jobs.one(job).attempt) == ("scheduled", 0)
+    app.close()
+
+
+def test_a_process_that_has_to_be_killed_is_told_by_the_exit_code():
+    code = """
+        import signal, sys, time
+        from pyclient.worker import supervisor
+
+        supervisor.SLACK = 0.1
+
+        def work(number: int, lifeline: int) -> int:
+            if number == 1:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print("ready", flush=True)
+            time.sleep(600)
+            return 0
+
+        sys.exit(supervisor.supervise(2, work, grace=0.1))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert [running.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+        running.terminate()
+        _, said = running.communicate(timeout=20)
+    assert running.returncode == 1
+    assert "does not stop and is killed" in said
 
 
 def test_children_stop_when_their_supervisor_is_killed(tmp_path, live_dsn, jobs):
