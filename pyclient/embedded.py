@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import tempfile
@@ -30,6 +31,8 @@ except ImportError:  # Windows
 DATABASE = "almanac"
 # Part of the socket's name. Said, because PGPORT can be another one in each process.
 PORT = 5432
+# What a shell reads differently between double quotes, which is how pg_ctl gives it paths.
+SHELL = re.compile(r'["$`\n\r]|\\\\')
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,14 @@ def server(data_dir: Path) -> Iterator[str]:
     """The DSN of the embedded server, which runs at least as long as this context."""
     if fcntl is None:
         raise errors.CannotConnect("the embedded server needs Linux or macOS", hint="Give --dsn.")
-    _installed()  # before anything is left on the disk
+    # Before anything is left on the disk.
+    _installed()
+    if found := SHELL.search(str(data_dir)):
+        raise errors.CannotConnect(
+            f"cannot use {str(data_dir)!r} for the embedded server: pg_ctl hands its path to a shell, which reads "
+            f"{found[0]!r} differently",
+            hint="Set ALMANAC_DATA_DIR to a path without it.",
+        )
     who = account()
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o755 if who.uid is not None else 0o700)

@@ -141,6 +141,14 @@ def test_a_folder_may_have_a_name_of_its_own(home, name):
         assert conn.execute("select 1").fetchone() == (1,)
 
 
+@pytest.mark.parametrize("name", ['say "hi"', "a$HOME", "a`id`", "a\\\\b", "a\nb"])
+def test_a_name_that_the_shell_would_read_differently_is_refused_before_anything_is_made(home, name):
+    with pytest.raises(errors.CannotConnect, match="pg_ctl") as refused, embedded.server(home / name):
+        pass
+    assert "ALMANAC_DATA_DIR" in (refused.value.hint or "")
+    assert list(home.iterdir()) == []
+
+
 def test_processes_with_another_pgport_find_the_server(home, monkeypatch):
     monkeypatch.setenv("PGPORT", "5499")
     with embedded.server(home):
