@@ -24,6 +24,7 @@ from pyclient import database, errors, payload, settings
 from pyclient.context import JobContext
 from pyclient.database import OMIT, EnqueuedJob
 from pyclient.observe import tracing
+from pyclient.outcomes import PermanentError
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -268,8 +269,9 @@ class Almanac:
 
         `due_at` is a time with a zone, or a timedelta from now. Lengths of time are timedeltas or seconds.
         """
-        arguments = self._arguments(job, queue, headers, due_at) | {
-            "payload": _dump(payload),
+        arguments = self._arguments(job, queue, headers, due_at)
+        arguments |= {
+            "payload": self._payloads(arguments["job_type"], [payload])[0],
             "priority": priority,
             "dedup_key": dedup_key,
             "dedup_for": _interval(dedup_for),
@@ -303,8 +305,9 @@ class Almanac:
         conn: database.AsyncConnection | None = None,
     ) -> EnqueuedJob:
         """`enqueue` for asyncio."""
-        arguments = self._arguments(job, queue, headers, due_at) | {
-            "payload": _dump(payload),
+        arguments = self._arguments(job, queue, headers, due_at)
+        arguments |= {
+            "payload": self._payloads(arguments["job_type"], [payload])[0],
             "priority": priority,
             "dedup_key": dedup_key,
             "dedup_for": _interval(dedup_for),
@@ -336,8 +339,9 @@ class Almanac:
         conn: database.Connection | None = None,
     ) -> list[EnqueuedJob]:
         """Make many jobs of one type in one statement; answers in the order of the payloads."""
-        arguments = self._arguments(job, queue, headers, due_at) | {
-            "payloads": [_dump(one) for one in payloads],
+        arguments = self._arguments(job, queue, headers, due_at)
+        arguments |= {
+            "payloads": self._payloads(arguments["job_type"], payloads, "payloads[{}]: "),
             "priority": priority,
             "dedup_keys": dedup_keys,
             "dedup_for": _interval(dedup_for),
@@ -367,8 +371,9 @@ class Almanac:
         conn: database.AsyncConnection | None = None,
     ) -> list[EnqueuedJob]:
         """`enqueue_many` for asyncio."""
-        arguments = self._arguments(job, queue, headers, due_at) | {
-            "payloads": [_dump(one) for one in payloads],
+        arguments = self._arguments(job, queue, headers, due_at)
+        arguments |= {
+            "payloads": self._payloads(arguments["job_type"], payloads, "payloads[{}]: "),
             "priority": priority,
             "dedup_keys": dedup_keys,
             "dedup_for": _interval(dedup_for),
@@ -407,6 +412,19 @@ class Almanac:
             "due_at": due_at,
             "headers": carried or OMIT,
         }
+
+    def _payloads(self, job_type: str, payloads: Iterable[Any], which: str = "") -> list[Any]:
+        """As they are enqueued. What the handler would refuse is refused here, where this app has the handler: whoever
+        made the mistake hears of it, instead of a dead job later."""
+        dumped = [_dump(one) for one in payloads]
+        declared = self.jobs.get(job_type)
+        if declared is not None and declared.read is not None:
+            for number, one in enumerate(dumped):
+                try:
+                    declared.read(one)
+                except PermanentError as error:
+                    raise PermanentError(f"{which.format(number)}{error}") from None
+        return dumped
 
     # ── connections ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pyclient import PermanentError
 from pyclient.testing import TestAlmanac
 from pyclient.worker import process
 from tests import servers
@@ -106,9 +107,14 @@ def test_a_summary_is_made_once_for_a_user_and_a_day(almanac: TestAlmanac, examp
     almanac.run_due()
     assert not module.summarise("ada", date(2026, 6, 1)), "also after it was made"
     assert module.sent == ["ada", "bob"]
-    (broken,) = [module.app.enqueue("daily_summary", {"user": "eve"})]
+    with pytest.raises(PermanentError, match="day: Field required"):
+        module.app.enqueue("daily_summary", {"user": "eve"})
+    # SQL does not know the model.
+    queue = module.app.jobs["daily_summary"].queue
+    made = "select job_id from almanac.enqueue(%s, 'daily_summary', '{\"user\": \"eve\"}')"
+    broken = almanac.conn.execute(made, [queue]).fetchone()
     (job,) = almanac.run_due()
-    assert (job.job_id, job.state) == (broken.job_id, "dead")
+    assert ((job.job_id,), job.state) == (broken, "dead")
     assert job.last_error == "payload does not fit Summary: day: Field required"
 
 

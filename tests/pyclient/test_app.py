@@ -1,6 +1,7 @@
 """Almanac: what code declares, and how jobs are made from it."""
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import traceback
@@ -45,6 +46,34 @@ def app(live_dsn: str):
     app = Almanac(live_dsn)
     yield app
     app.close()
+
+
+def test_a_payload_that_the_handler_would_refuse_is_refused_when_it_is_enqueued(app, jobs):
+    @app.job("call")
+    async def call(call: Call) -> None: ...
+
+    @app.job("plain")
+    async def plain(payload: dict[str, Any]) -> None: ...
+
+    app.declare()
+    said = "payload does not fit Call: phone: Field required"
+    for job in (call, "call"):
+        with pytest.raises(PermanentError, match=said):
+            app.enqueue(job, {"text": "hello"})
+    with pytest.raises(PermanentError, match=said):
+        app.enqueue(call)
+    with pytest.raises(PermanentError, match=said):
+        asyncio.run(app.enqueue_async(call, {}))
+    many = [{"phone": "1"}, {"phone": "2"}, {}]
+    with pytest.raises(PermanentError, match=rf"payloads\[2\]: {said}"):
+        app.enqueue_many(call, many)
+    with pytest.raises(PermanentError, match=rf"payloads\[2\]: {said}"):
+        asyncio.run(app.enqueue_many_async(call, many))
+    assert jobs.counts() == {}
+    # Whoever does not have the handler cannot tell, and what is handed over as it is is not looked at.
+    with contextlib.closing(Almanac(app.dsn)) as producer:
+        assert producer.enqueue("call", {}).created
+    assert app.enqueue(plain, {"anything": None}).created
 
 
 def test_a_payload_becomes_what_the_annotation_says(app, live_dsn, jobs):
@@ -92,7 +121,9 @@ def test_a_payload_that_does_not_fit_is_dead_with_a_readable_error(app, live_dsn
     async def call(ctx: JobContext, call: Call) -> None:
         raise AssertionError("must not run")
 
-    job = app.enqueue("call", {"at": "yesterday", "secret": "do not log me"})
+    # From somebody who does not have the handler.
+    with contextlib.closing(Almanac(live_dsn)) as producer:
+        job = producer.enqueue("call", {"at": "yesterday", "secret": "do not log me"})
     run_due(app, live_dsn)
     found = jobs.one(job)
     assert found.state == "dead"
