@@ -76,6 +76,12 @@ class RevisionNotFound(AlmanacError):
     sqlstate = "PA012"
 
 
+class QueueInUse(AlmanacError):
+    """A queue cannot be dropped while something lives in it."""
+
+    sqlstate = "PA013"
+
+
 class CannotConnect(AlmanacError):
     """The database cannot be reached, or the DSN does not name one."""
 

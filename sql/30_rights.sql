@@ -64,8 +64,8 @@ $$;
 comment on function almanac._open_queue(text, text[]) is
     'The queue''s row; raises PA001 if there is none and PA004 without the right.';
 
--- 30 _hold_queue: as _open_queue, for what must fit the queue also when it commits: whoever sets the queue waits, or is
--- waited for. The weakest lock there is: those who hold it do not keep each other from noting a priority in the row.
+-- 30 _hold_queue: as _open_queue, for what must fit the queue also when it commits: whoever sets or drops it waits, or
+-- is waited for. The weakest lock there is: those who hold it do not keep each other from noting a priority in the row.
 -- Reads: queue. Calls: _open_queue.
 create or replace function almanac._hold_queue(queue text, variadic rights text[])
     returns almanac.queue
@@ -78,6 +78,25 @@ end;
 $$;
 comment on function almanac._hold_queue(text, text[]) is
     'The queue''s row, which put_queue does not change before the end of the transaction; raises as _open_queue.';
+
+-- 30 _enter_queue: as _open_queue, for those who make jobs: the queue is not dropped before they commit. A lock on its
+-- row would be a write for each job, so they share another one, which whoever drops it must have alone. At isolation
+-- levels above read committed a queue that is gone can still be seen, but its row cannot be locked.
+-- Reads: queue. Calls: _door, _open_queue.
+create or replace function almanac._enter_queue(queue text, variadic rights text[])
+    returns almanac.queue
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pg_advisory_xact_lock_shared(almanac._door(_enter_queue.queue));
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        perform from almanac.queue where queue.queue = _enter_queue.queue for key share;
+    end if;
+    return almanac._open_queue(_enter_queue.queue, variadic _enter_queue.rights);
+end;
+$$;
+comment on function almanac._enter_queue(text, text[]) is
+    'The queue''s row, which is not dropped before the end of the transaction; raises as _open_queue.';
 
 -- 30 grant_queue: from the first grant on, a queue is closed to everybody who was not granted a right.
 -- Reads: queue, queue_grant. Writes: queue, queue_grant. Calls: clock, _caller, _audit.

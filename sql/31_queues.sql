@@ -31,16 +31,17 @@ begin
             message = format('cannot unset %s', put_queue.unset),
             hint    = 'Only max_running and rate_limit can be lifted; everything else has a value.';
     end if;
-    insert into almanac.queue (queue, created_at, created_by)
-    values (put_queue.queue, v_now, almanac._caller())
-    on conflict on constraint queue_pkey do nothing;
-    if found then
-        v_before := null;
-    else
+    loop
+        insert into almanac.queue (queue, created_at, created_by)
+        values (put_queue.queue, v_now, almanac._caller())
+        on conflict on constraint queue_pkey do nothing;
+        exit when found;
         select * into v_before from almanac.queue where queue.queue = put_queue.queue for update;
-        if v_before.restricted_at is not null then
-            perform almanac._authorize(put_queue.queue, 'operate');
-        end if;
+        -- Whoever was waited for may have dropped it: then there is none, and it is made.
+        exit when found;
+    end loop;
+    if v_before.restricted_at is not null then
+        perform almanac._authorize(put_queue.queue, 'operate');
     end if;
     if put_queue.retention < v_before.retention then
         select s.name, s.within into v_gate from almanac.schedule s
@@ -104,6 +105,73 @@ $$;
 comment on function almanac.put_queue(text, interval, integer, interval, interval, double precision, interval, integer,
     integer, integer, interval, integer, text[]) is
     'Make a queue or change the given settings of it; unset => array[''max_running'', ''rate_limit''] lifts a limit.';
+
+-- 31 drop_queue: for a queue that was made by mistake, or is not wanted any more. Not while anything lives in it; its
+-- history stays, and goes when that of the queue that keeps longest goes. Waits only briefly for those who are at work
+-- in it, because others wait behind it meanwhile. What is looked for must be all there is once nobody else can add to
+-- it, which only a transaction that reads committed data can see.
+-- Reads: job, schedule. Writes: queue, queue_bucket, queue_grant, job_type, dedup, sleeper. Calls: _audit, _door,
+-- _open_queue.
+create or replace function almanac.drop_queue(queue text, reason text default null)
+    returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off set lock_timeout = '500ms'
+as $$
+declare
+    v_queue almanac.queue;
+    v_why   text;
+    v_hint  text;
+begin
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        raise exception using errcode = '25000',
+            message = 'a queue can only be dropped at isolation level read committed',
+            detail  = format('The level is %s.', current_setting('transaction_isolation')),
+            hint    = 'Begin with: begin isolation level read committed; or set default_transaction_isolation.';
+    end if;
+    begin
+        -- In this order: whoever makes a job shares the first lock, and may then note something in the row.
+        perform pg_advisory_xact_lock(almanac._door(drop_queue.queue));
+        perform from almanac.queue where queue.queue = drop_queue.queue for update;
+    exception
+        when lock_not_available then
+            v_why := 'A transaction that has not ended yet makes jobs or schedules in it, or changes it; or makes jobs '
+                     'in one of the few queues that share a lock with it.';
+            v_hint := 'Try again; pg_stat_activity shows transactions that stay open.';
+    end;
+    v_queue := almanac._open_queue(drop_queue.queue, 'operate');
+    if v_queue.queue = 'default' then
+        v_why := 'It is part of the installation, and the next migration would make it again.';
+        v_hint := 'Leave it empty, or pause it: select almanac.pause_queue(''default'');';
+    elsif v_why is null and exists (select from almanac.job where job.queue = drop_queue.queue) then
+        v_why := format('Live jobs in it: %s.', (select count(*) from almanac.job where job.queue = drop_queue.queue));
+        v_hint := format('Let workers finish them, or cancel them: select almanac.cancel(queue, job_id) from '
+                         'almanac.job_overview where queue = %L and finished_at is null;', drop_queue.queue);
+    elsif v_why is null then
+        select format('It has schedules: %s.', string_agg(quote_literal(s.name), ', ' order by s.name)),
+               format('Drop them first: select almanac.drop_schedule(name, queue => queue) from '
+                      'almanac.schedule_overview where queue = %L;', drop_queue.queue)
+          into v_why, v_hint
+          from (select schedule.name from almanac.schedule where schedule.queue = drop_queue.queue
+                 order by schedule.name limit 10) s
+        having count(*) > 0;
+    end if;
+    if v_why is not null then
+        raise exception using errcode = 'PA013',
+            message = format('queue %s cannot be dropped', quote_literal(drop_queue.queue)),
+            detail  = v_why,
+            hint    = v_hint;
+    end if;
+    delete from almanac.queue where queue.queue = drop_queue.queue;
+    delete from almanac.queue_bucket where queue_bucket.queue = drop_queue.queue;
+    delete from almanac.queue_grant where queue_grant.queue = drop_queue.queue;
+    delete from almanac.job_type where job_type.queue = drop_queue.queue;
+    delete from almanac.dedup where dedup.queue = drop_queue.queue;
+    delete from almanac.sleeper where sleeper.queue = drop_queue.queue;
+    perform almanac._audit('drop_queue', drop_queue.queue, null, drop_queue.reason, to_jsonb(v_queue), null);
+end;
+$$;
+comment on function almanac.drop_queue(text, text) is
+    'Drop a queue in which nothing lives, with its types and rights; history stays. Raises PA013 while it is in use.';
 
 -- 31 pause_queue: nothing is claimed from the queue until it is resumed or the time has come. What runs goes on.
 -- Writes: queue. Calls: clock, _caller, _open_queue, _audit.
@@ -172,7 +240,7 @@ $$;
 comment on function almanac.resume_queue(text, text) is 'End the pause of a queue.';
 
 -- 31 put_job_type: what differs for one type. Declared by clients at start-up, so saying the same again does nothing.
--- Reads: job_type. Writes: job_type. Calls: clock, _caller, _check_name, _open_queue, _audit.
+-- Reads: job_type. Writes: job_type. Calls: clock, _caller, _check_name, _hold_queue, _audit.
 create or replace function almanac.put_job_type(
     queue text,
     job_type text,
@@ -191,7 +259,7 @@ declare
     v_after      almanac.job_type;
     v_constraint name;
 begin
-    perform almanac._open_queue(put_job_type.queue, 'work', 'operate');
+    perform almanac._hold_queue(put_job_type.queue, 'work', 'operate');
     perform almanac._check_name('a job type', put_job_type.job_type, 200);
     select * into v_before from almanac.job_type
      where job_type.queue = put_job_type.queue and job_type.job_type = put_job_type.job_type;

@@ -124,7 +124,7 @@ comment on function almanac._check_enqueue(
 -- asks for everything that could stand against it, because each by itself would cost as much as the row; only where
 -- something does is it looked up, and raised or settled.
 -- Reads: queue, job_type, sleeper. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload,
--- _payload_bytes, _open_queue, _take_dedup_keys, _learn, _ring.
+-- _door, _enter_queue, _payload_bytes, _open_queue, _take_dedup_keys, _learn, _ring.
 create or replace function almanac.enqueue(
     queue text,
     job_type text,
@@ -151,6 +151,11 @@ declare
     v_lease   interval;
     v_awaited boolean;
 begin
+    -- What _enter_queue does, without the call where it would only say yes.
+    if (pg_try_advisory_xact_lock_shared(almanac._door(enqueue.queue))
+        and current_setting('transaction_isolation') = 'read committed') is not true then
+        perform almanac._enter_queue(enqueue.queue, 'produce');
+    end if;
     if enqueue.job_type is null or enqueue.job_type !~ E'\\S' or length(enqueue.job_type) > 200
        or enqueue.priority is distinct from 0
        or num_nonnulls(enqueue.due_at, enqueue.dedup_key, enqueue.dedup_for, enqueue.concurrency_key,
@@ -208,7 +213,7 @@ comment on function almanac.enqueue(text, text, jsonb, timestamptz, integer, tex
 
 -- 32 enqueue_many: as enqueue, for many payloads in one statement. Arrays run in parallel with payloads.
 -- Reads: job_type. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload, _payload_bytes,
--- _open_queue, _take_dedup_keys, _learn, _ring.
+-- _enter_queue, _take_dedup_keys, _learn, _ring.
 create or replace function almanac.enqueue_many(
     queue text,
     job_type text,
@@ -229,7 +234,7 @@ as $$
 declare
     v_now    timestamptz := almanac.clock();
     v_due_at timestamptz := coalesce(enqueue_many.due_at, v_now);
-    v_queue  almanac.queue := almanac._open_queue(enqueue_many.queue, 'produce');
+    v_queue  almanac.queue := almanac._enter_queue(enqueue_many.queue, 'produce');
     v_type   almanac.job_type;
     v_bad    jsonb;
     v_ids    bigint[];

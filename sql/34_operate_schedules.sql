@@ -234,7 +234,8 @@ comment on function almanac.reschedule(text, timestamptz, text, text, boolean) i
 
 -- 34 backfill_schedule: makes up the ticks between two times, both included, that have no job: those that were skipped
 -- and those before the schedule existed. At most 10,000 in a call; calling again goes on where it stopped.
--- Not before what the ledger can know: when the queue began to keep more, what it had kept less of was gone already.
+-- Not before what the ledger can know: when the queue began to keep more, what it had kept less of was gone already;
+-- and while it was dropped nobody kept anything for it.
 -- Reads: audit, queue, tick. Calls: clock, _caller, _audit, _find_schedule, _make_up, _tick_after.
 create or replace function almanac.backfill_schedule(
     name text, from_at timestamptz, to_at timestamptz, queue text default null, reason text default null,
@@ -250,7 +251,8 @@ declare
     v_oldest   timestamptz := greatest(
         v_now - (select q.retention from almanac.queue q where q.queue = v_schedule.queue),
         (select max(a.at - (a.before ->> 'retention')::interval) from almanac.audit a
-          where a.action = 'put_queue' and a.queue = v_schedule.queue));
+          where a.action = 'put_queue' and a.queue = v_schedule.queue),
+        (select max(a.at) from almanac.audit a where a.action = 'drop_queue' and a.queue = v_schedule.queue));
     v_tick     timestamptz;
     v_ticks    timestamptz[] := '{}';
     v_jobs     bigint[] := '{}';

@@ -1,7 +1,7 @@
 -- 54 redrive: dead -> scheduled, with a fresh attempt counter. One job by its id, or up to batch_size dead jobs of the
 -- queue, oldest first, that match a type and an error pattern (as in LIKE); call again until it returns none. History
 -- keeps the earlier life. A job whose dedup_key another job has taken since is left dead.
--- Reads: job_history, dedup. Writes: job_history, job. Calls: clock, _open_queue, _take_dedup_keys, _learn,
+-- Reads: job_history, dedup. Writes: job_history, job. Calls: clock, _enter_queue, _take_dedup_keys, _learn,
 -- _ring, _audit, _raise_no_job, job.
 create or replace function almanac.redrive(
     queue text,
@@ -15,7 +15,7 @@ create or replace function almanac.redrive(
 as $$
 declare
     v_now     timestamptz := almanac.clock();
-    v_queue   almanac.queue := almanac._open_queue(redrive.queue, 'produce', 'operate');
+    v_queue   almanac.queue := almanac._enter_queue(redrive.queue, 'produce', 'operate');
     v_ids     bigint[];
     v_keys    text[];
     v_holders bigint[];

@@ -45,7 +45,8 @@ grant execute on function
 
 -- admins: queues, types and rights.
 grant execute on function
-    almanac.put_queue, almanac.put_job_type, almanac.grant_queue, almanac.revoke_queue, almanac.open_queue
+    almanac.put_queue, almanac.drop_queue, almanac.put_job_type, almanac.grant_queue, almanac.revoke_queue,
+    almanac.open_queue
     to almanac_admin;
 
 -- everybody with a role: the time, what cron says, and nothing that writes.

@@ -21,6 +21,133 @@ def sessions(session):
     return session(), session()
 
 
+# ── dropping a queue ────────────────────────────────────────────────────────────────────────────────────────────────
+
+MAKERS = {
+    "enqueue": lambda s: s.enqueue(queue="q", job_type="t"),
+    "enqueue, first of a priority": lambda s: s.enqueue(queue="q", job_type="t", priority=3),
+    "enqueue, keyed": lambda s: s.enqueue(queue="q", job_type="t", dedup_key="k"),
+    "enqueue_many": lambda s: s.enqueue_many(queue="q", job_type="t", payloads=[{}, {}]),
+    "redrive": lambda s: s.redrive(queue="q"),
+    "put_schedule": lambda s: s.put_schedule(queue="q", name="s", cron="0 9 * * *", job_type="t"),
+    "put_job_type": lambda s: s.put_job_type(queue="q", job_type="t", max_attempts=3),
+}
+
+
+OWNED = ("job", "schedule", "job_type")
+
+
+def orphans(jobs):
+    return jobs.one(
+        """
+        select count(*) from (table owned) o where o.queue not in (select queue from almanac.queue)
+    """.replace("table owned", " union all ".join(f"select queue from almanac.{t}" for t in OWNED))
+    )
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_queue_is_not_dropped_while_somebody_puts_something_into_it(jobs, sessions, make):
+    a, b = sessions
+    jobs.put()
+    jobs.dead()
+    a.sql("begin")
+    MAKERS[make](a)
+    with refused("PA013"):
+        b.drop_queue(queue="q")
+    a.sql("rollback")
+    b.drop_queue(queue="q")
+    assert orphans(jobs) == 0
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("make", MAKERS)
+def test_whoever_puts_something_into_a_queue_that_is_being_dropped_finds_it_gone(jobs, sessions, make, ending):
+    a, b = sessions
+    jobs.put()
+    jobs.dead()
+    a.sql("begin")
+    a.drop_queue(queue="q")
+    with Blocked(jobs.conn, b.conn, lambda: MAKERS[make](b)) as waiting:
+        a.sql(ending)
+    if ending == "commit":
+        with refused("PA001"):
+            waiting.value()
+    else:
+        waiting.value()
+    assert orphans(jobs) == 0
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+@pytest.mark.parametrize("make", MAKERS)
+def test_whoever_still_sees_a_queue_that_was_dropped_puts_nothing_into_it(jobs, sessions, make, level):
+    a, b = sessions
+    jobs.put()
+    jobs.dead()
+    b.sql(f"begin isolation level {level}")
+    assert b.one("select count(*) from almanac.queue where queue = 'q'") == 1
+    a.drop_queue(queue="q")
+    with refused("40001"):
+        MAKERS[make](b)
+    b.sql("rollback")
+    assert orphans(jobs) == 0
+
+
+def test_put_queue_that_waits_for_a_drop_makes_the_queue_anew(jobs, sessions):
+    a, b = sessions
+    jobs.put(max_attempts=9)
+    # Where drop_queue is between its lock and the end.
+    a.sql("begin")
+    a.sql("select from almanac.queue where queue = 'q' for update")
+    with Blocked(jobs.conn, b.conn, lambda: b.put_queue(queue="q", max_running=2)) as waiting:
+        a.drop_queue(queue="q")
+        a.sql("commit")
+    (made,) = waiting.value()
+    assert (made.queue, made.max_attempts, made.max_running) == ("q", 5, 2)
+    assert jobs.one("select count(*) from almanac.queue where queue = 'q'") == 1
+
+
+def test_many_enqueue_while_a_queue_comes_and_goes(jobs, connect):
+    """Whatever the interleaving: no job without its queue."""
+    stop = threading.Event()
+    outcomes: Counter[str | None] = Counter()
+
+    def produce(n):
+        mine = Jobs(connect())
+        while not stop.is_set():
+            try:
+                priority = random.choice((0, n))
+                if n % 2:
+                    mine.enqueue_many(queue="q", job_type="t", payloads=[{}], priority=priority)
+                else:
+                    mine.add(priority=priority)
+                outcomes["made"] += 1
+            except psycopg.Error as error:
+                outcomes[error.sqlstate] += 1
+
+    threads = [threading.Thread(target=produce, args=[n]) for n in range(4)]
+    drops: Counter[str | None] = Counter()
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (drops["done"] < 15 or not outcomes["PA001"] or not outcomes["made"]):
+        jobs.put()
+        jobs.sql("delete from almanac.job")
+        try:
+            jobs.drop_queue(queue="q")
+            drops["done"] += 1
+        except psycopg.Error as error:
+            drops[error.sqlstate] += 1
+        drops["orphans"] += orphans(jobs)
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert orphans(jobs) == 0
+    assert set(outcomes) == {"made", "PA001"}
+    assert drops["orphans"] == 0
+    assert drops["done"] >= 15
+    assert set(drops) <= {"done", "orphans", "PA013"}
+
+
 # ── claim / claim ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 

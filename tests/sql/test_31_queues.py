@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from tests.jobs import held, refused
@@ -240,6 +241,130 @@ def test_a_type_that_makes_no_sense_is_refused(jobs, settings):
     jobs.put()
     with refused("22023"):
         jobs.put_job_type(queue="q", job_type="t", **settings)
+
+
+# ── dropping ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_queue_is_dropped_with_all_that_is_its_own(jobs, name):
+    for queue in (name, "other"):
+        jobs.put(queue, rate_limit=5, rate_interval="1 minute")
+        jobs.put_job_type(queue=queue, job_type="t", max_attempts=9)
+        job_id = jobs.add(queue, dedup_key="k", dedup_for="1 hour")
+        (claimed,) = jobs.claim_job(queue=queue, job_id=job_id, worker="w")
+        jobs.complete(**held(claimed))
+        jobs.doze(queue=queue, worker="w")
+        jobs.grant_queue(queue=queue, role="postgres", may="operate")
+    jobs.drop_queue(queue=name, reason="a typing error")
+    for table in ("queue", "queue_bucket", "queue_grant", "job_type", "dedup", "sleeper"):
+        left = jobs.sql(f"select distinct queue from almanac.{table} where queue <> 'default'")
+        assert left == [("other",)], table
+    log = jobs.one("select * from almanac.audit_log where action = 'drop_queue'")
+    assert (log.queue, log.reason, log.before["rate_limit"], log.after) == (name, "a typing error", 5, None)
+    for call in (jobs.add, lambda queue: jobs.drop_queue(queue=queue)):
+        with pytest.raises(psycopg.Error) as caught:
+            call(name)
+        assert caught.value.sqlstate == "PA001"
+    jobs.put(name)
+    assert jobs.row(jobs.add(name)).max_attempts == 5, "nothing is left of what it was"
+
+
+def test_a_queue_in_which_something_lives_is_not_dropped(jobs):
+    jobs.put()
+    running = jobs.running()
+    jobs.add()
+    with refused("PA013") as caught:
+        jobs.drop_queue(queue="q")
+    assert caught.value.diag.message_detail == "Live jobs in it: 2."
+    # The lines of the hints do it, once the worker has let go.
+    jobs.sql(caught.value.diag.message_hint.partition(": ")[2])
+    with refused("PA013"):
+        jobs.drop_queue(queue="q")
+    jobs.release(**held(running))
+    jobs.put_schedule(queue="q", name="it's", cron="0 3 * * *", job_type="t")
+    with refused("PA013") as caught:
+        jobs.drop_queue(queue="q")
+    assert "'it''s'" in caught.value.diag.message_detail
+    jobs.sql(caught.value.diag.message_hint.partition(": ")[2])
+    jobs.drop_queue(queue="q")
+
+
+def test_the_default_queue_stays(jobs):
+    with refused("PA013"):
+        jobs.drop_queue(queue="default")
+    with refused("PA001"):
+        jobs.drop_queue(queue=None)
+
+
+def test_history_of_a_queue_that_was_dropped_is_read_and_goes_when_its_time_has_come(jobs, own_database, clock):
+    clock.freeze("2031-05-01 12:00Z")
+    jobs.put(retention=timedelta(days=365))
+    dead = jobs.dead()
+    jobs.drop_queue(queue="q")
+    assert jobs.sql("select queue, job_id from almanac.dead_job") == [("q", dead.job_id)]
+    assert jobs.attempts(dead.job_id) == [(1, "failed")]
+    with refused("PA001"):
+        jobs.job(queue="q", job_id=dead.job_id)
+    clock.freeze("2031-05-31 11:00Z")
+    jobs.tick()
+    assert jobs.one("select count(*) from almanac.dead_job") == 1
+    clock.freeze("2031-06-02 00:00Z")
+    jobs.tick()
+    assert jobs.one("select count(*) from almanac.job_history") == 0
+    assert jobs.one("select count(*) from almanac.attempt") == 0
+
+
+def test_a_job_of_a_queue_that_was_dropped_can_be_brought_back_once_there_is_one(jobs):
+    jobs.put()
+    dead = jobs.dead()
+    jobs.drop_queue(queue="q")
+    with refused("PA001"):
+        jobs.redrive(queue="q", job_id=dead.job_id)
+    jobs.put()
+    jobs.redrive(queue="q", job_id=dead.job_id)
+    assert jobs.claim_one().lease_token > dead.lease_token
+
+
+def test_what_fired_before_a_queue_was_dropped_is_not_made_up_after_it_came_back(jobs, clock):
+    clock.freeze("2031-05-01 12:00Z")
+    jobs.put()
+    clock.advance(days=1)
+    jobs.drop_queue(queue="q")
+    clock.advance(days=1)
+    jobs.put()
+    jobs.put_schedule(queue="q", name="s", cron="0 * * * *", job_type="t")
+    with refused("PA009"):
+        jobs.backfill_schedule(name="s", from_at="2031-05-02 11:59Z", to_at="2031-05-03Z")
+    (made,) = jobs.backfill_schedule(name="s", from_at="2031-05-03 11:00Z", to_at="2031-05-03 11:00Z")
+    assert made.ticks == 1
+
+
+def test_a_restricted_queue_is_dropped_only_by_those_who_operate_it(jobs, own_database, maintenance, worker_id):
+    jobs.put()
+    role = f"dropper_{worker_id}"
+    maintenance.execute(f"create role {role} in role almanac_admin")
+    try:
+        jobs.sql("select almanac.grant_queue('q', 'postgres', 'operate')")
+        jobs.sql(f"set role {role}")
+        with refused("PA004"):
+            jobs.drop_queue(queue="q")
+        jobs.sql("reset role")
+        jobs.grant_queue(queue="q", role=role, may="operate")
+        jobs.sql(f"set role {role}")
+        jobs.drop_queue(queue="q")
+    finally:
+        jobs.sql("reset role")
+        maintenance.execute(f"drop role {role}")
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_queue_is_dropped_only_by_those_who_see_what_is_committed(jobs, session, level):
+    jobs.put()
+    strict = session()
+    strict.sql(f"begin isolation level {level}")
+    with refused("25000"):
+        strict.drop_queue(queue="q")
 
 
 def test_a_queue_keeps_history_for_as_long_as_its_gates_look_back(jobs):

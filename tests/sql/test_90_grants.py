@@ -38,7 +38,7 @@ OPERATOR = {
     "trigger_schedule", "reschedule",
     "backfill_schedule", "drop_schedule", "advance_schedule", "tick", "start_ticking", "stop_ticking",
 }  # fmt: skip
-ADMIN = {"put_queue", "put_job_type", "grant_queue", "revoke_queue", "open_queue"}
+ADMIN = {"put_queue", "drop_queue", "put_job_type", "grant_queue", "revoke_queue", "open_queue"}
 
 FUNCTIONS = {
     "almanac_producer": EVERYBODY | PRODUCER,
