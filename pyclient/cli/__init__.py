@@ -44,6 +44,11 @@ class Commands(click.Group):
             diag = error.diag
             message = diag.message_primary or str(error)
             refuse(errors.AlmanacError(message, detail=diag.message_detail, hint=diag.message_hint))
+        except UnicodeEncodeError as error:
+            if not error.reason.startswith("surrogates"):
+                raise
+            # How Python shows bytes of the command line that are no text.
+            refuse(errors.AlmanacError(f"an argument is not text: {error.object!a}", hint="Give it in UTF-8."))
 
 
 def refuse(error: errors.AlmanacError) -> NoReturn:

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import math
 import os
 import sys
 import traceback
@@ -27,7 +28,9 @@ class Weighted(click.ParamType[tuple[str, float]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
         name, separator, weight = str(value).rpartition("=")
         if not separator:
-            return str(value), 1.0
+            if not weight:
+                self.fail("a queue has a name", param, ctx)
+            return weight, 1.0
         try:
             number = float(weight)
         except ValueError:
@@ -37,8 +40,36 @@ class Weighted(click.ParamType[tuple[str, float]]):
         return name, number
 
 
+class Named(click.ParamType[str]):
+    """`module` or `module:name`."""
+
+    name = "app"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if str(value).startswith((":", ".")) or not value:
+            self.fail(f"{value!r} is not MODULE:NAME; packages are written out, such as shop.jobs:app", param, ctx)
+        return str(value)
+
+
+class Seconds(click.FloatRange):
+    """`nan` is neither below nor above a limit."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return number
+
+
 @click.command()
-@click.option("--app", "apps", multiple=True, metavar="MODULE:NAME", help="The Almanac to run; several are combined.")
+@click.option(
+    "--app",
+    "apps",
+    multiple=True,
+    type=Named(),
+    metavar="MODULE:NAME",
+    help="The Almanac to run; several are combined.",
+)
 @click.option(
     "--queue", "queues", multiple=True, type=Weighted(), help="NAME or NAME=WEIGHT; default: those of the app."
 )
@@ -49,16 +80,14 @@ class Weighted(click.ParamType[tuple[str, float]]):
 @click.option("--supervise/--no-supervise", default=True, help="Replace a process that dies (on by default).")
 @click.option("--burst", is_flag=True, help="Exit when nothing is due.")
 @click.option("--once", type=click.IntRange(1, 2**63 - 1), metavar="JOB_ID", help="Work on this job alone, then exit.")
-@click.option(
-    "--grace", default=25.0, show_default=True, type=click.FloatRange(0), help="Seconds to finish on SIGTERM."
-)
+@click.option("--grace", default=25.0, show_default=True, type=Seconds(0), help="Seconds to finish on SIGTERM.")
 @click.option(
     "--lease",
-    type=click.FloatRange(1, timedelta(days=30).total_seconds()),
+    type=Seconds(1, timedelta(days=30).total_seconds()),
     help="Seconds of a lease; default: that of the type or the queue.",
 )
 @click.option("--prefetch", default=1000, show_default=True, type=click.IntRange(0), help="Most jobs fetched ahead.")
-@click.option("--poll", default=5.0, show_default=True, type=click.FloatRange(0.05), help="Longest sleep, in seconds.")
+@click.option("--poll", default=5.0, show_default=True, type=Seconds(0.05, 86_400), help="Longest sleep, in seconds.")
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
@@ -95,6 +124,10 @@ def worker(
     from pyclient.worker import supervise as keep_running
     from pyclient.worker.process import leave, run
 
+    if once is not None and processes > 1:
+        raise click.UsageError("--once works on one job; leave out --processes")
+    if metrics_port and metrics_port + processes - 1 > 65535:
+        raise click.UsageError(f"--metrics-port: the last process would need port {metrics_port + processes - 1}")
     logs.setup(log_format, log_level)
     if app.settings.dsn is None:
         where = app.settings.data_dir

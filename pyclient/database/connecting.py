@@ -1,6 +1,7 @@
 """Connections: what a DSN is given beside what it says, and what a worker needs of one."""
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -179,7 +180,10 @@ _POOLED: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "fallb
 
 def cannot_connect(error: psycopg.Error) -> errors.CannotConnect:
     reason = " ".join(str(error).split()) or type(error).__name__
-    return errors.CannotConnect(
-        f"cannot connect to the database: {reason}",
-        hint="Check --dsn, ALMANAC_DSN or DATABASE_URL; without any of them an embedded server is used.",
-    )
+    hint = "Check --dsn, ALMANAC_DSN or DATABASE_URL; without any of them an embedded server is used."
+    if isinstance(error, psycopg.ProgrammingError):
+        # A DSN that cannot be read. Which part of it is the password is not known then, and this goes into logs.
+        if not reason.startswith(("invalid connection option", "invalid URI query parameter")):
+            reason = re.sub(r'^(missing "=" after |.*?)".*"', r"\1…", reason)
+        hint += " Write postgresql://user@host:5432/database, or host=… dbname=…"
+    return errors.CannotConnect(f"cannot connect to the database: {reason}", hint=hint)

@@ -71,11 +71,43 @@ def test_an_account_without_a_home_can_name_a_database(monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [("--metrics-port", "65536"), ("--once", str(2**63)), ("--lease", "1e300")],
-)
+    [("--metrics-port", "65536"), ("--once", str(2**63)), ("--lease", "1e300"), ("--lease", "nan"), ("--grace", "nan"),
+     ("--poll", "nan"), ("--poll", "inf"), ("--queue", ""), ("--app", ""), ("--app", ":app"), ("--app", "..app:app")],
+)  # fmt: skip
 def test_numbers_that_cannot_be_are_refused_before_a_worker_starts(options):
     done = pyclient("worker", *options, ALMANAC_DSN="dbname=nowhere")
     assert (done.returncode, f"Invalid value for '{options[0]}'" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(("--once", "7", "--processes", "2"), "--processes"), (("--metrics-port", "65535", "--processes", "2"), "65536")],
+)
+def test_options_that_do_not_go_together_are_refused_before_a_worker_starts(options, said):
+    done = pyclient("worker", *options, ALMANAC_DSN="dbname=nowhere")
+    assert done.returncode == 2
+    assert "Usage: " in done.stderr
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    ["pg://me:hush@h/db", "postgresql://me:hu%zzhush@h/db", "host=h password=my hush", "postgresql://me:a@hush b@h/db",
+     "host=h password='hush", "postgresql://me:hush@[h/db"],
+)  # fmt: skip
+def test_a_password_in_a_bad_dsn_is_not_shown(dsn):
+    done = pyclient("--dsn", dsn, "check")
+    assert_one_line(done, "cannot connect", "postgresql://")
+    assert "hush" not in done.stderr
+
+
+def test_what_is_wrong_with_a_dsn_is_said():
+    assert '"colour"' in pyclient("--dsn", "colour=red", "check").stderr
+    assert '"colour"' in pyclient("--dsn", "postgresql://h/db?colour=red", "check").stderr
+
+
+def test_an_argument_that_is_not_text_is_one_line(live_dsn):
+    assert_one_line(pyclient("--dsn", live_dsn, "cron", "describe", "0 9 * * \udcff"), "UTF-8")
 
 
 def test_a_secret_that_cannot_be_read_is_one_line(live_dsn):
