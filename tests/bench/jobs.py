@@ -1,7 +1,9 @@
 """Jobs through the SQL functions alone: claim and complete, enqueue, and what must not slow them down.
 
 The yardstick is the least that a queue in PostgreSQL can do: one narrow table, a skip-locked claim, a DELETE by id. It
-keeps no history, fences nothing and has one index besides its key.
+keeps no history, fences nothing and has one index besides its key. In between lies the same work without functions:
+bare statements that write the rows we write into our tables, and ask for nothing. It tells what the rows cost from what
+enforcing costs.
 """
 
 import contextlib
@@ -9,7 +11,7 @@ import functools
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 
@@ -26,9 +28,33 @@ CEILING_FILL = """
 insert into q (run_at, payload)
 select now() - interval '1 hour' + n * interval '1 ms', '{}' from generate_series(1, %s) n
 """
+CEILING_DELETE = "delete from q where id = any (%b)"
 CEILING_CLAIM = """
 with c as (select id from q where run_at <= now() and state = 'pending' order by run_at limit %s for update skip locked)
 update q set state = 'running', attempts = attempts + 1 from c where q.id = c.id returning q.id
+"""
+SAME_ROWS_CLAIM = """
+update almanac.job
+   set state = 'running', attempt = attempt + 1, lease_token = lease_token + 1, leased_by = 'bench', claimed_at = now(),
+       lease_expires_at = now() + interval '5 minutes'
+ where ctid = any (array(
+    select ctid from almanac.job
+     where queue = 'default' and priority = 0 and due_at <= now()
+       and state in ('scheduled', 'retrying') and parked_at is null
+     order by due_at, id limit %s for update skip locked))
+returning id
+"""
+SAME_ROWS_COMPLETE = """
+with ended as (delete from almanac.job where queue = 'default' and id = any (%b) returning *)
+insert into almanac.job_history (id, due_at, lease_token, created_at, finished_at, attempt, max_attempts, priority,
+                                 caught_up, queue, state, job_type, created_by, payload, leased_by, claimed_at)
+select id, due_at, lease_token, created_at, now(), attempt, max_attempts, priority, caught_up, queue, 'completed',
+       job_type, created_by, payload, leased_by, claimed_at
+  from ended
+"""
+SAME_ROWS_INSERT = """
+insert into almanac.job (queue, due_at, created_at, max_attempts, job_type, created_by)
+values ('default', now(), now(), 5, 'noop', 'bench')
 """
 CLAIM = "select job_id, lease_token from almanac.claim_due('default', 'bench', %s)"
 COMPLETE = "select almanac.complete_many('default', %b, %b)"
@@ -40,17 +66,17 @@ select count(*) from almanac.enqueue_many('default', 'noop', array_fill('{}'::js
 JOBS = {1: 800, 10: 5_000, 100: 50_000, 1000: 50_000}
 
 
-# ── the two loops ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the loops ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ceiling_loop(batch: int, conn: Connection) -> int:
+def bare_loop(claim: LiteralString, end: LiteralString, batch: int, conn: Connection) -> int:
     cursor, done = conn.cursor(binary=True), 0
     while True:
-        cursor.execute(CEILING_CLAIM, (batch,), prepare=True)
+        cursor.execute(claim, (batch,), prepare=True)
         ids = [row[0] for row in cursor.fetchall()]
         if not ids:
             return done
-        cursor.execute("delete from q where id = any (%b)", (ids,), prepare=True)
+        cursor.execute(end, (ids,), prepare=True)
         done += len(ids)
 
 
@@ -72,7 +98,8 @@ def ceiling(bench: Bench, batch: int, connections: int) -> Iterator[Measurement]
         conn.execute(CEILING_TABLE)
         conn.execute(CEILING_FILL, [jobs])
         bench.settle(conn, "q")
-    took, done = together(bench.bare_dsn("ceiling"), connections, functools.partial(ceiling_loop, batch))
+    loop = functools.partial(bare_loop, CEILING_CLAIM, CEILING_DELETE, batch)
+    took, done = together(bench.bare_dsn("ceiling"), connections, loop)
     assert sum(done) == jobs
     yield {
         "metric": "ceiling_claim_delete_per_s", "value": jobs / took, "unit": "jobs/s",
@@ -103,6 +130,20 @@ def ours(bench: Bench, batch: int, connections: int, **described: Any) -> Iterat
     yield drain(bench.dsn(), batch, connections, jobs=jobs, **described)
 
 
+def same_rows(bench: Bench, batch: int, connections: int) -> Iterator[Measurement]:
+    jobs = JOBS[batch]
+    with bench.emptied() as conn:
+        fill(conn, jobs)
+        bench.settle(conn, "almanac.job")
+    loop = functools.partial(bare_loop, SAME_ROWS_CLAIM, SAME_ROWS_COMPLETE, batch)
+    took, done = together(bench.dsn(), connections, loop)
+    assert sum(done) == jobs
+    yield {
+        "metric": "same_rows_claim_complete_per_s", "value": jobs / took, "unit": "jobs/s",
+        "batch": batch, "connections": connections,
+    }  # fmt: skip
+
+
 # ── scenarios ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -110,6 +151,8 @@ def claim(bench: Bench) -> Iterator[Leg]:
     for batch in JOBS:
         for connections in (1, 4):
             yield functools.partial(ceiling, bench, batch, connections)
+            if batch == 100:
+                yield functools.partial(same_rows, bench, batch, connections)
             yield functools.partial(ours, bench, batch, connections)
 
 
@@ -263,6 +306,15 @@ def enqueue(bench: Bench, bulk: int = 50_000, single: int = 12_000, connections:
             "metric": "ceiling_insert_per_s", "value": single / took, "unit": "jobs/s", "connections": connections,
         }  # fmt: skip
 
+    def same_row() -> Iterator[Measurement]:
+        with bench.emptied() as conn:
+            bench.settle(conn, "almanac.job")
+        insert = functools.partial(statement_loop, single // connections, SAME_ROWS_INSERT)
+        took, _ = together(bench.dsn(), connections, insert)
+        yield {
+            "metric": "same_rows_enqueue_per_s", "value": single / took, "unit": "jobs/s", "connections": connections,
+        }  # fmt: skip
+
     def enqueue_single(listening: bool) -> Iterator[Measurement]:
         with bench.emptied() as conn:
             bench.settle(conn, "almanac.job")
@@ -278,6 +330,7 @@ def enqueue(bench: Bench, bulk: int = 50_000, single: int = 12_000, connections:
     yield functools.partial(enqueue_bulk, 10_000)
     yield functools.partial(enqueue_bulk, 1000, True)
     yield bare_insert
+    yield same_row
     yield functools.partial(enqueue_single, False)
     yield functools.partial(enqueue_single, True)
 
