@@ -293,6 +293,9 @@ begin
             end if;
             if v_new.cron is not null then
                 v_new.decided_until := greatest(v_new.decided_until, v_old.decided_until, v_now);
+            elsif v_new.at = v_old.at then
+                -- It runs once, also if the ledger has forgotten that it did.
+                v_new.decided_until := greatest(v_new.decided_until, v_old.decided_until);
             end if;
             v_new.moved_to := v_pending;
             v_new.next_due_at := coalesce(v_pending, almanac._tick_after(v_new, v_new.decided_until));

@@ -112,6 +112,28 @@ def test_a_dropped_schedule_comes_back_by_its_revision(jobs, noon):
     assert overview(jobs).revision == 3
 
 
+@pytest.mark.parametrize("decided", ["fired", "skipped_paused"])
+def test_a_schedule_that_has_run_once_is_not_run_again_by_a_change_after_its_ledger_is_gone(
+    jobs, own_database, noon, decided
+):
+    at = NOON + timedelta(hours=2)
+    put(jobs, cron=None, at=at)
+    if decided == "skipped_paused":
+        jobs.pause_schedule(name="daily")
+    noon.advance(hours=3)
+    jobs.tick()
+    assert jobs.sql("select decision from almanac.tick") == [(decided,)]
+    jobs.resume_schedule(name="daily")
+    noon.advance(days=40)
+    jobs.tick()
+    assert jobs.one("select count(*) from almanac.tick") == 0
+    assert put(jobs, cron=None, at=at, description="in other words").next_due_at is None
+    jobs.tick()
+    assert jobs.one("select count(*) from almanac.tick") == 0
+    again = noon.now() + timedelta(hours=1)
+    assert put(jobs, cron=None, at=again).next_due_at == again, "another time is another run"
+
+
 def test_a_schedule_may_run_once(jobs, noon):
     at = NOON + timedelta(hours=2)
     assert put(jobs, cron=None, at=at).next_due_at == at
