@@ -33,8 +33,8 @@ comment on function almanac._zone_digest(text, date) is 'Digest of the offsets o
 
 -- 70 _watch_zones: zone rules change under a running server. Looks at one zone at a time, each once an hour, and
 -- recomputes what its schedules do next. Nothing is lost: the next tick is the first after the high-water mark.
--- Nothing is repeated: a local time that has had its run does not get another because it moved. Returns how many
--- schedules moved.
+-- Nothing is repeated: a local time that has had its run does not get another because it moved. Waits for nobody: if
+-- somebody holds one of the schedules, the zone is looked at again a minute later. Returns how many schedules moved.
 -- Reads: zone_watch, schedule. Writes: zone_watch, schedule. Calls: clock, _audit, _is_passing, _quarantine,
 -- _tick_after, _zone, _zone_digest.
 create or replace function almanac._watch_zones()
@@ -49,6 +49,8 @@ declare
     v_until    timestamptz;
     v_changed  boolean := false;
     v_moved    integer := 0;
+    v_seen     integer := 0;
+    v_all      integer := 0;
 begin
     select * into v_watch from almanac.zone_watch w
      where w.looked_at < v_now - interval '1 hour'
@@ -62,12 +64,16 @@ begin
                      <> almanac._zone_digest(v_watch.timezone, (v_watch.looked_at at time zone 'UTC')::date);
     end if;
     if v_changed then
+        select count(*) into v_all from almanac.schedule s
+         where s.timezone = v_watch.timezone and s.timezone <> 'UTC' and s.cron is not null
+           and s.next_due_at is not null and s.moved_to is null and s.error is null;
         for v_schedule in
             select * from almanac.schedule s
              where s.timezone = v_watch.timezone and s.timezone <> 'UTC' and s.cron is not null
                and s.next_due_at is not null and s.moved_to is null and s.error is null
-               for update
+               for update skip locked
         loop
+            v_seen := v_seen + 1;
             begin
                 v_until := v_schedule.decided_until;
                 v_tick := almanac._tick_after(v_schedule, v_until);
@@ -88,8 +94,13 @@ begin
                     perform almanac._quarantine(v_schedule, sqlerrm);
             end;
         end loop;
-        perform almanac._audit('zone_changed', null, v_watch.timezone, 'the rules of the zone changed', null,
-                               jsonb_build_object('schedules_moved', v_moved));
+        if v_moved > 0 or v_seen >= v_all then
+            perform almanac._audit('zone_changed', null, v_watch.timezone, 'the rules of the zone changed', null,
+                                   jsonb_build_object('schedules_moved', v_moved));
+        end if;
+        if v_seen < v_all then
+            return v_moved;
+        end if;
     end if;
     update almanac.zone_watch w
        set looked_at = v_now, offsets = almanac._zone_digest(w.timezone, (v_now at time zone 'UTC')::date)

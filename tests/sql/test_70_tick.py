@@ -165,6 +165,30 @@ def test_a_change_of_zone_rules_loses_and_repeats_nothing(jobs, now, stored, dec
     assert set(decisions(jobs)) == {"fired"}
 
 
+def test_a_schedule_that_somebody_holds_does_not_stop_the_heartbeat_when_its_zone_changes(jobs, now, session):
+    put(jobs, cron="0 9 * * *", timezone="Europe/Berlin")
+    put(jobs, "other", cron="0 9 * * *", timezone="Europe/Berlin")
+    jobs.tick()
+    rules_were(jobs, "2026-03-11 07:00+00", "2026-03-10 07:00+00", "2026-03-10 09:00")
+    holder, ticker = session(), session()
+    holder.sql("begin")
+    holder.pause_schedule(name="daily", reason="looking into it")
+    now.advance(hours=1, minutes=1)
+    ticker.sql("set statement_timeout = '10s'")
+    ticker.tick()
+    moved = datetime(2026, 3, 11, 8, tzinfo=UTC)
+    assert overview(jobs, "other").next_due_at == moved
+    assert overview(jobs).next_due_at != moved
+    holder.sql("rollback")
+    now.advance(minutes=1, seconds=1)
+    ticker.tick()
+    assert overview(jobs).next_due_at == moved, "its turn comes with the next housekeeping"
+    now.advance(minutes=1, seconds=1)
+    ticker.tick()
+    moves = jobs.sql("select (after->'schedules_moved')::integer from almanac.audit where action = 'zone_changed'")
+    assert [count for (count,) in moves] == [1, 1]
+
+
 def test_zone_rules_that_stay_move_nothing(jobs, now):
     put(jobs, cron="0 9 * * *", timezone="Europe/Berlin")
     before = overview(jobs).next_due_at
