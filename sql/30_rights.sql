@@ -165,6 +165,12 @@ as $$
 declare
     v_grants jsonb;
 begin
+    if not exists (select from almanac.queue where queue.queue = open_queue.queue) then
+        raise exception using errcode = 'PA001',
+            message = format('queue %s does not exist', coalesce(quote_literal(open_queue.queue), 'null')),
+            detail  = 'Nothing was opened.',
+            hint    = 'See select queue, restricted from almanac.queue_overview;';
+    end if;
     with gone as (
         delete from almanac.queue_grant where queue_grant.queue = open_queue.queue
         returning queue_grant.role, queue_grant.may

@@ -169,6 +169,16 @@ def test_a_revoked_right_is_gone_and_the_queue_stays_closed_until_opened(jobs, l
     assert [entry.action for entry in log] == ["grant_queue", "revoke_queue", "open_queue"]
 
 
+def test_a_queue_that_does_not_exist_cannot_be_opened(jobs):
+    with refused("PA001"):
+        jobs.open_queue(queue="nope")
+    with refused("PA001"):
+        jobs.open_queue(queue=None)
+    jobs.put()
+    jobs.open_queue(queue="q")
+    assert jobs.one("select count(*) from almanac.audit where action = 'open_queue'") == 0, "it was open"
+
+
 def test_a_role_that_was_dropped_gives_no_right_and_no_error(jobs, login, roles, maintenance, worker_id):
     jobs.put()
     name = f"test_{worker_id}_gone"
