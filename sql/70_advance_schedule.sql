@@ -91,8 +91,8 @@ comment on function almanac._cancel_live(almanac.schedule, text) is 'Cancel the 
 
 -- 70 _decide_ticks: everything due of one schedule, tick by tick, with all policies. The caller has locked the row.
 -- For one tick, in this order: moved away, paused, too old to be made up, gate, overlap, and else it fires.
--- Reads: job, job_history. Writes: schedule. Calls: clock, _audit, _backlog_from, _cancel_live, _fire_ticks, _grace,
--- _jitter_of, _record_ticks, _tick_after, _zone.
+-- Reads: job, job_history, tick. Writes: schedule. Calls: clock, _audit, _backlog_from, _cancel_live, _fire_ticks,
+-- _grace, _jitter_of, _record_ticks, _tick_after, _zone.
 create or replace function almanac._decide_ticks(schedule almanac.schedule, ticked_by text, room integer)
     returns setof almanac.tick
     language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -109,7 +109,9 @@ declare
     v_due_at    timestamptz;
     v_gate_open boolean;
     v_live      bigint;
+    v_limit     integer;
     v_fired     integer := 0;
+    v_unsure    timestamptz[] := '{}';
     v_last      integer;
     v_look_at   timestamptz;
     v_ticks     timestamptz[] := '{}';
@@ -181,8 +183,14 @@ begin
         if v_decision = 'fired' and (s.overlap in ('skip', 'queue_one') or s.max_running is not null) then
             v_live := coalesce(v_live, (select count(*) from almanac.job
                                          where job.queue = s.queue and job.schedule = s.name));
-            if s.overlap <> 'cancel_running' and v_live + v_fired
-               >= (case s.overlap when 'queue_one' then 2 else coalesce(s.max_running, 1) end) then
+            v_limit := case s.overlap when 'queue_one' then 2 else coalesce(s.max_running, 1) end;
+            if s.overlap <> 'cancel_running' and v_unsure <> '{}' and v_live + v_fired >= v_limit then
+                -- Those that were made up before are in the ledger, make no job, and have theirs among the live ones.
+                v_fired := v_fired - (select count(*) from almanac.tick t
+                                       where t.queue = s.queue and t.schedule = s.name and t.tick_at = any (v_unsure));
+                v_unsure := '{}';
+            end if;
+            if s.overlap <> 'cancel_running' and v_live + v_fired >= v_limit then
                 v_decision := 'skipped_overlap';
                 v_reason := 'earlier jobs of it live';
             end if;
@@ -199,6 +207,7 @@ begin
                 v_due_at := greatest(v_due_at, s.paced_until);
             end if;
             v_fired := v_fired + 1;
+            v_unsure := v_unsure || v_tick;
             v_last := cardinality(v_ticks) + 1;
         end if;
         v_ticks := v_ticks || v_tick;

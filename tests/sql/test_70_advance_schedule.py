@@ -373,6 +373,14 @@ def test_cancel_running_after_downtime_makes_one_job(jobs, now):
     assert jobs.one("select tick_at from almanac.job") == minutes(10, 1)[0]
 
 
+def test_ticks_that_have_their_jobs_already_are_not_counted_twice(jobs, now):
+    put(jobs, cron=MINUTELY, overlap="skip", max_running=5, catch_up="all")
+    now.advance(minutes=5)
+    jobs.backfill_schedule(name="daily", from_at=minutes(1, 1)[0], to_at=minutes(3, 1)[0])
+    drain(jobs)
+    assert decisions(jobs) == {"backfilled": 3, "fired": 2}
+
+
 @pytest.mark.parametrize("ticker", ["tick", "advance_schedule"])
 def test_a_tick_that_has_its_job_already_cancels_none(jobs, now, ticker):
     put(jobs, cron=MINUTELY, overlap="cancel_running")
