@@ -174,9 +174,23 @@ class Worker:
 
     def handle_signals(self, *, supervised: bool) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._signalled)
-        # Ctrl-C reaches the whole group; the supervisor passes it on, and hearing it twice would mean "at once".
-        loop.add_signal_handler(signal.SIGINT, (lambda: None) if supervised else self._signalled)
+        if not supervised:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._signalled)
+            return
+        # Ctrl-C, and what systemd stops a service with, reach the whole group; the supervisor passes it on, and hearing
+        # it twice must not mean "at once". The supervisor has another signal for that.
+        loop.add_signal_handler(signal.SIGTERM, self.stop_once)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)
+        loop.add_signal_handler(signal.SIGQUIT, self._at_once)
+
+    def stop_once(self) -> None:
+        if not self._signals:
+            self._signalled()
+
+    def _at_once(self) -> None:
+        self.stop_once()
+        self._signalled()
 
     def _signalled(self) -> None:
         if hasattr(self, "fetcher"):
@@ -499,7 +513,7 @@ def run(app: Almanac, dsn: str, options: Options, *, lifeline: int | None = None
             def orphaned() -> None:
                 loop.remove_reader(lifeline)
                 logger.error("the supervisor is gone; stopping")
-                worker._signalled()
+                worker.stop_once()
 
             loop.add_reader(lifeline, orphaned)
         # What is loaded by now stays; looking through it again and again for garbage took a tenth of the time.

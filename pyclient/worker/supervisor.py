@@ -54,7 +54,8 @@ def supervise(count: int, work: Callable[[int, int], int], grace: float) -> int:
         for child in children:
             if child.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGTERM)
+                    # Once is all a child hears of SIGTERM, which others send to the whole group as well.
+                    os.kill(child.pid, signal.SIGTERM if len(asked) == 1 else signal.SIGQUIT)
 
     previous = {
         number: signal.signal(number, handler)

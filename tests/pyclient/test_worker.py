@@ -919,6 +919,27 @@ def test_ctrl_c_is_heard_once_and_handlers_finish(tmp_path, live_dsn, jobs):
     assert jobs.one(job).result == "finished"
 
 
+@pytest.mark.parametrize("times, seconds, state", [(1, 2, "completed"), (2, 600, "scheduled")], ids=["once", "twice"])
+def test_sigterm_for_the_whole_group_is_heard_as_often_as_it_was_sent(tmp_path, live_dsn, jobs, times, seconds, state):
+    """As systemd stops a service: the supervisor hears it, and so do its children."""
+    code = f"""
+        @app.job("slow")
+        async def slow() -> None:
+            await asyncio.sleep({seconds})
+    """
+    app = Almanac(live_dsn)
+    with process(tmp_path, live_dsn, code, "--grace", "600", "--processes", "2") as running:
+        wait_until(lambda: len(jobs.rows("select from almanac.worker")) == 2)
+        job = app.enqueue("slow")
+        wait_until(lambda: "processing job" in running.text())
+        for _ in range(times):
+            os.killpg(running.process.pid, signal.SIGTERM)
+            wait_until(lambda: running.text().count("stopping running=") == 2)
+        assert running.process.wait(30) == 0
+    assert jobs.state(job) == state
+    app.close()
+
+
 def test_a_handler_that_cancels_its_own_task_does_not_cost_a_slot(app, live_dsn, jobs):
     @app.job("leaves")
     async def leaves() -> None:
