@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-from tests.bench import growth, harness, jobs, peers, schedules, soak, targets, workers
+from tests.bench import growth, harness, jobs, ladder, peers, schedules, soak, targets, workers
 from tests.bench.harness import Bench, Leg
 
 Scenario = Callable[[Bench], Iterable[Leg]]
@@ -22,8 +22,8 @@ SCENARIOS: dict[str, Scenario] = {
     "schedules": schedules.run,
     "soak": soak.soak,
 }
-#: Only when asked for by name: the curves of docs/performance.md take some minutes of their own.
-LONG: dict[str, Scenario] = {"growth": growth.growth}
+#: Only when asked for by name: the curves and the ladder of docs/performance.md take some minutes of their own.
+LONG: dict[str, Scenario] = {"growth": growth.growth, "ladder": ladder.ladder}
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import functools
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 
@@ -69,14 +69,14 @@ JOBS = {1: 800, 10: 5_000, 100: 50_000, 1000: 50_000}
 # ── the loops ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def bare_loop(claim: LiteralString, end: LiteralString, batch: int, conn: Connection) -> int:
+def bare_loop(claim: str, end: str, batch: int, conn: Connection) -> int:
     cursor, done = conn.cursor(binary=True), 0
     while True:
-        cursor.execute(claim, (batch,), prepare=True)
+        cursor.execute(claim.encode(), (batch,), prepare=True)
         ids = [row[0] for row in cursor.fetchall()]
         if not ids:
             return done
-        cursor.execute(end, (ids,), prepare=True)
+        cursor.execute(end.encode(), (ids,), prepare=True)
         done += len(ids)
 
 
