@@ -1,5 +1,6 @@
 -- 62 _prune: rows that partitions cannot take with them: those of queues that keep less than the longest-keeping one,
--- windows of dedup keys that have passed, workers and sleepers that are gone. At most batch_size of each per call.
+-- windows of dedup keys that have passed, workers and sleepers that are gone. At most batch_size of each per call;
+-- "more" in the report says that some may be left.
 -- Waits for nobody: what somebody is just changing is left to the next call, and the tick around this one goes on.
 -- Reads: queue. Writes: job_history, job_history_default, attempt, attempt_default, tick, tick_default, dedup, sleeper,
 -- worker, audit, alert. Calls: clock.
@@ -12,12 +13,14 @@ declare
     v_longest interval := (select max(queue.retention) from almanac.queue);
     v_queue   almanac.queue;
     v_count   integer;
+    v_more    boolean := false;
     v_history integer := 0;
     v_attempt integer := 0;
     v_tick    integer := 0;
     v_dedup   integer;
 begin
-    for v_queue in select * from almanac.queue where queue.retention < v_longest order by queue.queue loop
+    -- In any order: a queue that always has a batch to drop does not keep the others from it.
+    for v_queue in select * from almanac.queue where queue.retention < v_longest order by random() loop
         delete from almanac.job_history
          where (job_history.tableoid, job_history.ctid) in (
             select h.tableoid, h.ctid from almanac.job_history h
@@ -50,16 +53,22 @@ begin
      where job_history_default.ctid = any (array(
         select h.ctid from almanac.job_history_default h
          where h.finished_at < v_now - v_longest limit _prune.batch_size for update skip locked));
+    get diagnostics v_count = row_count;
+    v_more := v_more or v_count >= _prune.batch_size;
     delete from almanac.attempt_default
      where attempt_default.ctid = any (array(
         select a.ctid from almanac.attempt_default a
          where a.finished_at < v_now - v_longest limit _prune.batch_size for update skip locked));
+    get diagnostics v_count = row_count;
+    v_more := v_more or v_count >= _prune.batch_size;
     -- After a long outage ticks are decided about moments long past. Those have no partition of their own, and are kept
     -- from the decision on.
     delete from almanac.tick_default
      where tick_default.ctid = any (array(
         select t.ctid from almanac.tick_default t
          where greatest(t.tick_at, t.decided_at) < v_now - v_longest limit _prune.batch_size for update skip locked));
+    get diagnostics v_count = row_count;
+    v_more := v_more or v_count >= _prune.batch_size;
     delete from almanac.dedup
      where dedup.ctid = any (array(
         select d.ctid from almanac.dedup d where d.held_until <= v_now limit _prune.batch_size for update skip locked));
@@ -80,8 +89,11 @@ begin
      where audit.id = any (array(
         select a.id from almanac.audit a where a.at < v_now - greatest(v_longest, interval '365 days')
          order by a.at limit _prune.batch_size));
-    return jsonb_build_object('history', v_history, 'attempts', v_attempt, 'ticks', v_tick, 'dedup', v_dedup);
+    get diagnostics v_count = row_count;
+    v_more := v_more or greatest(v_history, v_attempt, v_tick, v_dedup, v_count) >= _prune.batch_size;
+    return jsonb_build_object('history', v_history, 'attempts', v_attempt, 'ticks', v_tick, 'dedup', v_dedup,
+                              'more', v_more);
 end;
 $$;
 comment on function almanac._prune(integer) is
-    'Delete what is past its retention and not covered by dropping partitions; bounded; reports counts.';
+    'Delete what is past its retention and not covered by dropping partitions; bounded; reports counts, and more.';

@@ -155,23 +155,36 @@ $$;
 comment on function almanac._dismiss_pg_cron() is 'Let pg_cron read its jobs again if it ticks and has no job for it.';
 
 -- 70 _keep_house: once a minute, by whichever tick gets there first: partitions, retention, zone rules, and pg_cron if
--- it should tick and does not, or ticks and should not.
--- Reads: heartbeat. Calls: clock, _beat, _keep_partitions, _prune, _ring_pg_cron, _dismiss_pg_cron, _watch_zones.
+-- it should tick and does not, or ticks and should not. Where more was past its retention than one call may drop, each
+-- tick drops as much again until it has caught up: what is finished in a minute can be any number.
+-- Reads: heartbeat. Writes: heartbeat. Calls: clock, _beat, _keep_partitions, _prune, _ring_pg_cron, _dismiss_pg_cron,
+-- _watch_zones.
 create or replace function almanac._keep_house(batch_size integer, ticked_by text)
     returns boolean
     language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_now timestamptz := almanac.clock();
+    v_now    timestamptz := almanac.clock();
+    v_done   boolean := exists (
+        select from almanac.heartbeat h
+         where h.source = 'housekeeper' and h.ticked_at > v_now - interval '1 minute' and h.ticked_at <= v_now);
+    v_behind boolean := exists (select from almanac.heartbeat h where h.source = 'retention');
 begin
-    if exists (select from almanac.heartbeat h
-                where h.source = 'housekeeper' and h.ticked_at > v_now - interval '1 minute' and h.ticked_at <= v_now)
-       or not pg_try_advisory_xact_lock(hashtextextended('almanac.keep_house', 0)) then
+    if v_done and not v_behind or not pg_try_advisory_xact_lock(hashtextextended('almanac.keep_house', 0)) then
         return false;
     end if;
-    perform almanac._beat('housekeeper', _keep_house.ticked_by);
-    perform almanac._keep_partitions();
-    perform almanac._prune(_keep_house.batch_size);
+    if not v_done then
+        perform almanac._beat('housekeeper', _keep_house.ticked_by);
+        perform almanac._keep_partitions();
+    end if;
+    if (almanac._prune(_keep_house.batch_size) ->> 'more')::boolean then
+        perform almanac._beat('retention', _keep_house.ticked_by);
+    elsif v_behind then
+        delete from almanac.heartbeat h where h.source = 'retention';
+    end if;
+    if v_done then
+        return true;
+    end if;
     perform almanac._watch_zones();
     if exists (select from almanac.heartbeat h
                 where h.source = 'pg_cron' and h.ticked_at not between v_now - interval '10 seconds' and v_now) then
@@ -182,7 +195,8 @@ begin
     return true;
 end;
 $$;
-comment on function almanac._keep_house(integer, text) is 'Housekeeping, at most once a minute; true if it was done.';
+comment on function almanac._keep_house(integer, text) is
+    'Housekeeping, once a minute, and retention until it has caught up; true if any was done.';
 
 -- 70 _tick: one beat: ticks of schedules, expired leases, housekeeping. Forbidden plans look dear to the planner, and
 -- dear plans get compiled, which takes longer than a whole tick: hence no jit here.

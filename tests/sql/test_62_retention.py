@@ -40,6 +40,18 @@ def test_so_many_at_a_time_and_the_next_call_goes_on(jobs, clock):
     assert [prune(jobs, 3)["history"] for _ in range(4)] == [3, 3, 1, 0]
 
 
+def test_a_queue_with_much_to_drop_does_not_keep_the_others_from_it(jobs, clock):
+    for queue in ("a", "b"):
+        jobs.put(queue, retention=timedelta(hours=1))
+    finish(jobs, "a", 40)
+    finish(jobs, "b", 1)
+    clock.advance(hours=2)
+    for _ in range(40):
+        assert prune(jobs, 1)["more"]
+    assert jobs.sql("select distinct queue from almanac.job_history") == [("a",)]
+    assert prune(jobs, 2) == {"history": 1, "attempts": 0, "ticks": 0, "dedup": 0, "more": False}
+
+
 def test_attempts_and_the_ledger_go_with_history(jobs, clock):
     jobs.put("short", retention=timedelta(hours=1))
     jobs.put("long", retention=timedelta(days=10))

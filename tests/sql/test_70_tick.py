@@ -78,6 +78,24 @@ def test_housekeeping_is_done_once_a_minute(jobs, now):
     assert beats(jobs)["housekeeper"].ticked_at == now.now()
 
 
+def test_retention_goes_on_with_the_next_tick_while_there_is_more_of_it(jobs, now):
+    jobs.put()
+    for key in range(5):
+        jobs.add(dedup_key=str(key), dedup_for=timedelta(hours=1))
+    now.advance(hours=2)
+    left = []
+    for _ in range(4):
+        jobs.tick(batch_size=2)
+        left.append(jobs.one("select count(*) from almanac.dedup"))
+        now.advance(seconds=1)
+    assert left == [3, 1, 0, 0]
+    assert beats(jobs)["housekeeper"].ticked_at == now.now() - timedelta(seconds=4), "the rest is done once a minute"
+    jobs.add(dedup_key="late", dedup_for=timedelta(milliseconds=1))
+    now.advance(seconds=1)
+    jobs.tick(batch_size=2)
+    assert jobs.one("select count(*) from almanac.dedup") == 1, "and so is this, once it has caught up"
+
+
 # ── who ticks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
