@@ -268,7 +268,7 @@ begin
     perform almanac._check_name('a concurrency_key', k.concurrency_key, 200)
        from unnest(enqueue_many.concurrency_keys) as k (concurrency_key)
       where k.concurrency_key !~ E'\\S' or length(k.concurrency_key) > 200;
-    v_ids := array(select nextval('almanac.job_id_seq') from generate_subscripts(enqueue_many.payloads, 1));
+    v_ids := array(select nextval('almanac.job_id_seq') from generate_series(1, cardinality(enqueue_many.payloads)));
     if enqueue_many.dedup_keys is not null then
         v_owners := almanac._take_dedup_keys(enqueue_many.queue, enqueue_many.dedup_keys, v_ids,
                                               v_now + enqueue_many.dedup_for);

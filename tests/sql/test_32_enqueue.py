@@ -179,6 +179,14 @@ def test_many_answers_in_the_order_of_payloads_and_names_who_has_a_key(jobs):
     assert rows[made[2].job_id].idempotency_key == "i"
 
 
+def test_many_take_an_array_of_any_shape(jobs):
+    jobs.put()
+    payloads = """array[array['{"n": 1}', '{"n": 2}'], array['{"n": 3}', '{"n": 4}']]::jsonb[]"""
+    made = jobs.sql(f"select * from almanac.enqueue_many('q', 't', {payloads}, dedup_keys => '{{a,b,c,a}}')")
+    assert [job.created for job in made] == [True, True, True, False]
+    assert [jobs.row(job.job_id).payload["n"] for job in made] == [1, 2, 3, 1]
+
+
 def test_many_of_nothing_is_nothing(jobs):
     jobs.put()
     assert jobs.enqueue_many(queue="q", job_type="t", payloads=[]) == []
