@@ -215,7 +215,10 @@ begin
     end if;
     if not reschedule.dry_run then
         update almanac.schedule s
-           set moved_to = reschedule.at, next_due_at = reschedule.at, look_at = reschedule.at, gate_waiting_at = null
+           set moved_to = reschedule.at, next_due_at = reschedule.at, look_at = reschedule.at, gate_waiting_at = null,
+               -- What runs once has no rule that goes on after it; the other way, its time is merged into this one.
+               decided_until = case when s.at > reschedule.at then greatest(s.decided_until, s.at)
+                                    else s.decided_until end
          where s.queue = v_schedule.queue and s.name = v_schedule.name;
         perform almanac._audit('reschedule', v_schedule.queue, v_schedule.name, reschedule.reason,
                                jsonb_build_object('next_due_at', v_schedule.next_due_at),

@@ -171,6 +171,23 @@ def test_reschedule_into_the_past_fires_at_once(jobs, now):
         jobs.reschedule(name="daily", at="infinity")
 
 
+@pytest.mark.parametrize(
+    "moves", [["13:00"], ["16:00"], ["13:00", "16:00"], ["13:00", "15:00"], ["16:00", "13:00"]], ids=" then ".join
+)
+def test_a_schedule_that_runs_once_runs_once_also_if_it_is_moved(jobs, now, moves):
+    put(jobs, cron=None, at="2026-03-10 15:00+00")
+    for move in moves:
+        jobs.reschedule(name="daily", at=f"2026-03-10 {move}+00")
+        # What else is changed about it leaves it where it was moved to.
+        put(jobs, cron=None, at="2026-03-10 15:00+00", description=move)
+    for hour in range(13, 20):
+        now.freeze(f"2026-03-10 {hour}:00:01+00")
+        drain(jobs)
+    assert at(jobs, "fired") == [datetime.fromisoformat(f"2026-03-10 {moves[-1]}+00:00")]
+    assert len(at(jobs, "coalesced")) == (moves == ["16:00"])
+    assert overview(jobs).next_due_at is None
+
+
 def test_backfill_makes_up_what_has_not_fired_and_nothing_twice(jobs, now):
     put(jobs, cron=MINUTELY)
     now.advance(minutes=1)
