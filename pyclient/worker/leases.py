@@ -55,13 +55,19 @@ class Keeper(threading.Thread):
         self.is_blocking = is_blocking
         self.give_up = give_up
         self.beat = time.monotonic()
+        #: When the last round began. Long ago: a call does not come back.
+        self.turned = time.monotonic()
         self._ended = threading.Event()
         self._checked = 0.0
         self._complained = False
 
     def stop(self) -> None:
-        self._ended.set()
+        self.abandon()
         self.join(timeout=5)
+
+    def abandon(self) -> None:
+        """Another one takes over; this one ends when its call comes back, if it does."""
+        self._ended.set()
 
     def run(self) -> None:
         pause = ROUND
@@ -74,7 +80,7 @@ class Keeper(threading.Thread):
         self.link.drop()
 
     def _round(self) -> float:
-        now = time.monotonic()
+        now = self.turned = time.monotonic()
         due: defaultdict[str, list[JobContext]] = defaultdict(list)
         shortest = 4 * ROUND
         gone = []
@@ -96,6 +102,12 @@ class Keeper(threading.Thread):
         self._watch(now)
         return max(shortest / 4, SHORTEST_ROUND)
 
+    def lose_expired(self, now: float) -> None:
+        """Called by the event loop while a call of this thread does not come back."""
+        gone = [job for job in self.held.copy() if not job.lost and now >= sum(job.lease())]
+        if gone:
+            self._lose(gone)
+
     def _extend(self, queue: str, jobs: Sequence[JobContext]) -> None:
         sent_at = time.monotonic()
         pairs = [(job.job_id, job.lease_token) for job in jobs]
@@ -104,7 +116,8 @@ class Keeper(threading.Thread):
         except (errors.AlmanacError, database.DatabaseError) as error:
             logger.warning("leases cannot be extended queue=%s error=%r", queue, str(error))
             return
-        if answer is None:
+        # An answer that comes after another keeper took over says what was, not what is.
+        if answer is None or self._ended.is_set():
             return
         extended = {(job_id, token): (lasts, cancel) for job_id, token, lasts, cancel in answer}
         lost, cancelled = [], []

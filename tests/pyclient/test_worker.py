@@ -1182,3 +1182,55 @@ def test_a_handler_that_goes_on_after_its_lease_does_not_keep_the_worker_spinnin
         time.sleep(1)
         ends.set()
         assert rounds - before < 100
+
+
+@pytest.fixture
+def hung_extension(monkeypatch):
+    """The first call that extends leases does not come back, as from a server that is frozen and still has its network;
+    `calls` counts those after it."""
+    calls, ends = [], threading.Event()
+    extend = database.extend_rows
+    first = threading.Lock()
+
+    def extend_rows(*arguments: Any) -> Any:
+        if first.acquire(blocking=False):
+            ends.wait(60)
+        answer = extend(*arguments)
+        calls.append(arguments)
+        return answer
+
+    monkeypatch.setattr(database, "extend_rows", extend_rows)
+    yield calls
+    ends.set()
+
+
+def test_a_handler_is_ended_when_its_lease_runs_out_while_the_keeper_hangs(app, live_dsn, jobs, hung_extension):
+    ended = threading.Event()
+
+    @app.job("t")
+    async def handler() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+
+    with in_thread(app, live_dsn, lease=timedelta(seconds=1)):
+        app.enqueue("t")
+        assert ended.wait(15)
+        assert hung_extension == []
+
+
+def test_leases_are_kept_though_a_call_that_extends_them_does_not_come_back(
+    app, live_dsn, jobs, hung_extension, monkeypatch, caplog
+):
+    monkeypatch.setattr("pyclient.worker.process.HUNG", 1.0)
+
+    @app.job("t")
+    async def handler() -> None:
+        while not hung_extension:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    with in_thread(app, live_dsn, lease=timedelta(seconds=10)):
+        found = jobs.wait(app.enqueue("t"), "completed", "dead", "retrying", timeout=30)
+        assert (found.state, found.attempt) == ("completed", 1)
+    assert "lease keeper" in caplog.text
