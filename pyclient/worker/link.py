@@ -137,6 +137,7 @@ class Link:
         dsn: str,
         state: State,
         prepare: Callable[[database.AsyncConnection], Awaitable[None] | None] | None = None,
+        patience: float | None = None,
     ) -> None:
         self.name = name
         self.dsn = dsn
@@ -145,7 +146,7 @@ class Link:
         self.conn: database.AsyncConnection | None = None
         self._failures = 0
         self._lock = asyncio.Lock()
-        self._patience = Patience(PATIENCE)
+        self._patience = Patience(patience or PATIENCE)
 
     async def call(
         self, operation: Callable[[database.AsyncConnection], Awaitable[T]], *, until: Callable[[], bool] | None = None

@@ -43,6 +43,8 @@ SWEEP = 0.05
 # Handlers that were cancelled get so long to clean up.
 UNWIND = 1.0
 RESTART = 75
+# Thousands of schedules, each a round trip to a database that is far away. To begin anew would take as long again.
+DECLARING = 600.0
 # What threads of asyncio.to_thread are called.
 HELPER = "handler-helper"
 # An event loop that has not turned for so long is not coming back by itself.
@@ -196,7 +198,7 @@ class Worker:
     async def _declare(self) -> None:
         """Queues, types and schedules of the app. Waits for a database that is not there yet; a queue that nobody
         made is a mistake somebody should hear of at once."""
-        link = Link("declare", self.dsn, self.state)
+        link = Link("declare", self.dsn, self.state, patience=DECLARING)
 
         def declare() -> None:
             with contextlib.closing(database.connect_worker(self.dsn)) as conn:

@@ -1184,6 +1184,23 @@ def test_a_handler_that_goes_on_after_its_lease_does_not_keep_the_worker_spinnin
         assert rounds - before < 100
 
 
+def test_an_app_that_takes_long_to_declare_is_waited_for(app, live_dsn, jobs, monkeypatch):
+    declared, put_job_type = 0, database.put_job_type
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        nonlocal declared
+        declared += 1
+        time.sleep(0.2)
+        return put_job_type(*arguments, **options)
+
+    monkeypatch.setattr(database, "put_job_type", slow)
+    monkeypatch.setattr("pyclient.worker.link.PATIENCE", 0.5)
+    for number in range(5):
+        app.register(f"t{number}", lambda: None)
+    run_due(app, live_dsn)
+    assert declared == 5
+
+
 @pytest.fixture
 def hung_extension(monkeypatch):
     """The first call that extends leases does not come back, as from a server that is frozen and still has its network;
