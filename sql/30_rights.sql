@@ -72,7 +72,12 @@ create or replace function almanac._hold_queue(queue text, variadic rights text[
     language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform from almanac.queue where queue.queue = _hold_queue.queue for key share;
+    loop
+        perform from almanac.queue where queue.queue = _hold_queue.queue for key share;
+        exit when found;
+        -- Raises, unless it was dropped and made again: then the new one is not held yet.
+        perform almanac._open_queue(_hold_queue.queue, variadic _hold_queue.rights);
+    end loop;
     return almanac._open_queue(_hold_queue.queue, variadic _hold_queue.rights);
 end;
 $$;
@@ -80,19 +85,20 @@ comment on function almanac._hold_queue(text, text[]) is
     'The queue''s row, which put_queue does not change before the end of the transaction; raises as _open_queue.';
 
 -- 30 _enter_queue: as _open_queue, for those who make jobs: the queue is not dropped before they commit. A lock on its
--- row would be a write for each job, so they share another one, which whoever drops it must have alone. At isolation
+-- row would be a write for each job, so they share another one, which whoever drops it must have alone. If it cannot be
+-- had, a queue is being dropped, this one or another that has the same lock, and the row tells which. At isolation
 -- levels above read committed a queue that is gone can still be seen, but its row cannot be locked.
--- Reads: queue. Calls: _door, _open_queue.
+-- Calls: _door, _hold_queue, _open_queue.
 create or replace function almanac._enter_queue(queue text, variadic rights text[])
     returns almanac.queue
     language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform pg_advisory_xact_lock_shared(almanac._door(_enter_queue.queue));
-    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-        perform from almanac.queue where queue.queue = _enter_queue.queue for key share;
+    if pg_try_advisory_xact_lock_shared(almanac._door(_enter_queue.queue))
+       and current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
+        return almanac._open_queue(_enter_queue.queue, variadic _enter_queue.rights);
     end if;
-    return almanac._open_queue(_enter_queue.queue, variadic _enter_queue.rights);
+    return almanac._hold_queue(_enter_queue.queue, variadic _enter_queue.rights);
 end;
 $$;
 comment on function almanac._enter_queue(text, text[]) is

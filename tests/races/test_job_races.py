@@ -77,6 +77,24 @@ def test_whoever_puts_something_into_a_queue_that_is_being_dropped_finds_it_gone
     assert orphans(jobs) == 0
 
 
+@pytest.mark.parametrize("make", MAKERS)
+def test_whoever_finds_a_queue_made_again_after_waiting_for_its_drop_holds_the_new_one(jobs, sessions, make):
+    a, b = sessions
+    jobs.put()
+    jobs.dead()
+    a.sql("begin")
+    a.drop_queue(queue="q")
+    b.sql("begin")
+    with Blocked(jobs.conn, b.conn, lambda: MAKERS[make](b)) as waiting:
+        a.put()
+        a.sql("commit")
+    waiting.value()
+    with refused("PA013"):
+        jobs.drop_queue(queue="q")
+    b.sql("commit")
+    assert orphans(jobs) == 0
+
+
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 @pytest.mark.parametrize("make", MAKERS)
 def test_whoever_still_sees_a_queue_that_was_dropped_puts_nothing_into_it(jobs, sessions, make, level):
@@ -90,6 +108,25 @@ def test_whoever_still_sees_a_queue_that_was_dropped_puts_nothing_into_it(jobs, 
         MAKERS[make](b)
     b.sql("rollback")
     assert orphans(jobs) == 0
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_dropping_a_queue_holds_up_nobody_in_another_that_shares_its_lock(jobs, sessions, make):
+    a, b = sessions
+    jobs.put()
+    jobs.dead()
+    shares = "select n::text from generate_series(1, 1000) n where almanac._door(n::text) = almanac._door('q') limit 1"
+    other = jobs.put(jobs.one(shares))
+    a.sql("begin")
+    a.drop_queue(queue=other)
+    b.sql("set statement_timeout = '10s'")
+    MAKERS[make](b)
+    a.sql("commit")
+    b.sql("begin")
+    MAKERS[make](b)
+    with refused("PA013"):
+        a.drop_queue(queue="q")
+    b.sql("rollback")
 
 
 def test_put_queue_that_waits_for_a_drop_makes_the_queue_anew(jobs, sessions):
