@@ -1,10 +1,18 @@
--- 30 _raise_alert: something an operator should look at. One row each, however often it recurs.
--- Writes: alert. Calls: clock.
+-- 30 _raise_alert: something an operator should look at. One row each, however often it recurs. Those who raise are
+-- ticks, which wait for nobody: if somebody is just changing the row, it is raised again soon enough.
+-- Reads: alert. Writes: alert. Calls: clock.
 create or replace function almanac._raise_alert(alert text, subject text, severity text, message text, hint text)
     returns void
     language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
+    perform from almanac.alert a
+      where a.alert = _raise_alert.alert and a.subject = _raise_alert.subject
+        for update skip locked;
+    if not found and exists (select from almanac.alert a
+                              where a.alert = _raise_alert.alert and a.subject = _raise_alert.subject) then
+        return;
+    end if;
     insert into almanac.alert as a (alert, subject, severity, message, hint, raised_at, seen_at)
     values (_raise_alert.alert, _raise_alert.subject, _raise_alert.severity, _raise_alert.message, _raise_alert.hint,
             almanac.clock(), almanac.clock())

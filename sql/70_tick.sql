@@ -270,11 +270,13 @@ begin
     -- A beat from the future was written before the clock stepped back: it says nothing about now.
     if v_now - v_pg_cron between interval '0' and tick_if_stale.stale_after
        or v_now - v_manual between interval '0' and tick_if_stale.stale_after then
-        if v_pg_cron is not null and exists (
-            select from almanac.alert a
-             where a.alert = 'ticker_silent' and a.subject = 'pg_cron' and a.cleared_at is null)
-           and v_now - v_pg_cron between interval '0' and tick_if_stale.stale_after then
-            perform almanac._clear_alert('ticker_silent', 'pg_cron');
+        if v_now - v_pg_cron between interval '0' and tick_if_stale.stale_after then
+            perform from almanac.alert a
+              where a.alert = 'ticker_silent' and a.subject = 'pg_cron' and a.cleared_at is null
+                for update skip locked;
+            if found then
+                perform almanac._clear_alert('ticker_silent', 'pg_cron');
+            end if;
         end if;
         return false;
     end if;

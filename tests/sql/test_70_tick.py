@@ -139,6 +139,25 @@ def test_the_silence_of_pg_cron_is_an_alert_until_it_is_back(jobs, now):
     assert jobs.one("select cleared_at from almanac.alert") == now.now()
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+def test_workers_tick_though_somebody_is_about_to_stop_pg_cron(jobs, now, session, is_back):
+    jobs.sql("select almanac._beat('pg_cron', 'pg_cron')")
+    now.advance(seconds=10)
+    assert stale(jobs)
+    if is_back:
+        jobs.sql("select almanac._beat('pg_cron', 'pg_cron')")
+    operator, worker = session(), session()
+    operator.sql("begin")
+    operator.stop_ticking()
+    now.advance(seconds=2)
+    worker.sql("set statement_timeout = '10s'")
+    assert stale(worker) is not is_back
+    operator.sql("rollback")
+    now.advance(seconds=1)
+    assert stale(worker) is not is_back
+    assert [alert.alert for alert in jobs.alerts()].count("ticker_silent") == (not is_back)
+
+
 def test_a_beat_from_the_future_does_not_silence_the_workers(jobs, now):
     jobs.sql("select almanac._tick(100, 'pg_cron', 'pg_cron')")
     now.advance(hours=-2)
