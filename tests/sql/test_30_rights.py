@@ -165,7 +165,9 @@ def test_a_revoked_right_is_gone_and_the_queue_stays_closed_until_opened(jobs, l
     jobs.open_queue(queue="q", reason="no secrets any more")
     for caller in (member, stranger):
         caller.add()
-    log = jobs.sql("select action, reason from almanac.audit_log where action like '%%queue' and action <> 'put_queue'")
+    log = jobs.sql(
+        "select action, reason from almanac.audit_log where action like '%%queue' and action <> 'put_queue' order by at"
+    )
     assert [entry.action for entry in log] == ["grant_queue", "revoke_queue", "open_queue"]
 
 
