@@ -1,20 +1,30 @@
+-- 40 _claim_effort: what this session has read of the claim index: entries, which each ask for a row, and pages, which
+-- cost as much as some entries also where every entry is known to be dead. Those go when the table is vacuumed.
+create or replace function almanac._claim_effort()
+    returns bigint
+    language sql volatile parallel restricted
+    return pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass)
+           + 5 * pg_stat_get_xact_blocks_fetched('almanac.job_claim_due_idx'::regclass);
+comment on function almanac._claim_effort() is 'Grows with what this session reads of the claim index.';
+
 -- 40 _is_littered: whether a scan of the claim index passed over so much that going on from a remembered position is
 -- worth what it costs. Of what a claim leaves behind, the next one clears away what no snapshot needs, so about as much
 -- as was found is no litter.
-create or replace function almanac._is_littered(entries_read bigint, jobs_found integer)
+create or replace function almanac._is_littered(effort bigint, jobs_found integer)
     returns boolean
     language sql immutable
-return entries_read > 500 + 2 * jobs_found;
+return effort > 500 + 3 * jobs_found;
 comment on function almanac._is_littered(bigint, integer) is
     'Whether entries of jobs long claimed are in the way of claims.';
 
 -- 40 _pick_due: locks the due jobs of a queue, highest priority first, then oldest due, and remembers where it stopped.
 -- For sessions that found the head of the index littered: an old snapshot somewhere keeps the entries of claimed jobs
--- alive, and a scan from the start would pass over all of them every time. So a session goes on from the exact position
--- it reached and looks back to the start when something became claimable behind it (backdated_job_seq), when it finds
--- or last found too little, and every second, for commits that came late. Looking back takes at most a twentieth of the
--- time, however long it has become; once it passes over little, the position is forgotten. setting: what holds it.
--- Reads: job. Calls: clock, _is_littered.
+-- alive, or much was claimed since the last vacuum, and a scan from the start would pass over all of it each time. So
+-- a session goes on from the exact position it reached and looks back to the start when something became claimable
+-- behind it (backdated_job_seq), when it finds or last found too little, and every second, for commits that came late.
+-- Looking back takes at most a twentieth of the time, however long it has become; once it passes over little, the
+-- position is forgotten. setting: what holds it.
+-- Reads: job. Calls: clock, _claim_effort, _is_littered.
 create or replace function almanac._pick_due(
     queue almanac.queue, batch_size integer, job_types text[], setting text)
     returns tid[]
@@ -25,7 +35,7 @@ declare
     v_memory    almanac.claim_memory := current_setting(_pick_due.setting)::almanac.claim_memory;
     v_backdated bigint := coalesce(pg_sequence_last_value('almanac.backdated_job_seq'), 0);
     v_look_back boolean;
-    v_read      bigint;
+    v_effort    bigint;
     v_jobs      tid[];
     v_found     tid[];
     v_due_at    timestamptz;
@@ -47,7 +57,7 @@ begin
             v_memory.id := array_fill(0::bigint, array[cardinality(v_memory.priorities)]);
             v_memory.backdated := v_backdated;
             v_memory.looked_back_at := v_now;
-            v_read := pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass);
+            v_effort := almanac._claim_effort();
         end if;
         for v_level in 1 .. cardinality(v_memory.priorities) loop
             -- array(select ...) rather than aggregates, which take longer to set up than a small batch to lock.
@@ -80,14 +90,15 @@ begin
         if v_look_back then
             -- Within bounds, because the clock may have been set meanwhile.
             v_memory.look_back_cost := least(greatest(almanac.clock() - v_now, interval '0'), interval '3 seconds');
-            v_read := pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass) - v_read;
+            v_effort := almanac._claim_effort() - v_effort;
         end if;
         exit when v_look_back or not v_memory.came_short
             or v_now < v_memory.looked_back_at + 20 * v_memory.look_back_cost;
         v_look_back := true;
     end loop;
     perform set_config(_pick_due.setting,
-                       case when not almanac._is_littered(v_read, cardinality(v_jobs)) then '' else v_memory::text end,
+                       case when almanac._is_littered(v_effort, cardinality(v_jobs)) is false then ''
+                            else v_memory::text end,
                        false);
     return v_jobs;
 end;
@@ -294,7 +305,7 @@ comment on function almanac._check_claim(text, integer, interval) is 'Raises unl
 -- limits, and while nothing is in the way, one statement picks, locks and claims.
 -- Every statement and expression here is set up anew in each call, which is most of what a small claim costs: so they
 -- are few, and what is seldom needed is done elsewhere.
--- Reads: queue, job. Writes: job. Calls: clock, _open_queue, _check_claim, _is_littered, _pick_due,
+-- Reads: queue, job. Writes: job. Calls: clock, _open_queue, _check_claim, _claim_effort, _is_littered, _pick_due,
 -- _pick_within_limits, _next_token, attempt_key, _idempotency_key.
 create or replace function almanac.claim_due(
     queue text,
@@ -314,7 +325,7 @@ declare
     -- a memory of its own.
     v_setting text := 'almanac.claimed_' || to_hex(hashtextextended(
                           claim_due.queue || coalesce(claim_due.job_types::text, ''), 0));
-    v_read    bigint := pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass);
+    v_effort  bigint := almanac._claim_effort();
     v_drawn   bigint := pg_sequence_last_value('almanac.backdated_job_seq');
     v_claimed integer;
     v_again   boolean;
@@ -384,8 +395,7 @@ begin
     if v_jobs is null then
         v_again := v_claimed < claim_due.batch_size
             and pg_sequence_last_value('almanac.backdated_job_seq') is distinct from v_drawn;
-        if v_again or almanac._is_littered(
-               pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass) - v_read, v_claimed) then
+        if v_again or almanac._is_littered(almanac._claim_effort() - v_effort, v_claimed) then
             -- An empty claim_memory: the next claim looks back, and remembers.
             perform set_config(v_setting, '(,,,,,,,)', false);
         end if;

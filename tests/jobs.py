@@ -140,7 +140,16 @@ def littered(jobs: Jobs, queue: str = "q", choices: Sequence[list[str] | None] =
 
 def entries_read(jobs: Jobs, call: Callable[[], Any]) -> int:
     """Entries of the index of claims that a call reads, those of jobs long claimed included."""
-    count = "select pg_stat_get_xact_tuples_returned('almanac.job_claim_due_idx'::regclass)"
+    return _read(jobs, "pg_stat_get_xact_tuples_returned", call)
+
+
+def pages_read(jobs: Jobs, call: Callable[[], Any]) -> int:
+    """Pages of that index."""
+    return _read(jobs, "pg_stat_get_xact_blocks_fetched", call)
+
+
+def _read(jobs: Jobs, counter: str, call: Callable[[], Any]) -> int:
+    count = f"select {counter}('almanac.job_claim_due_idx'::regclass)"
     with jobs.conn.transaction():
         before = jobs.one(count)
         call()

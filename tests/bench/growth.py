@@ -1,4 +1,5 @@
-"""What a job costs as things grow: jobs of the future, history, queues, connections; and a tick, as schedules do.
+"""What a job costs as things grow: jobs of the future, history, jobs since the last vacuum, queues, connections; and a
+tick, as schedules do.
 
 Each curve starts small and is measured again after every step, so that a point costs only what it adds. The plot goes
 to docs/growth.svg: cost relative to the first point of its curve, against the number of things. Flat is wanted.
@@ -42,7 +43,7 @@ select queue.queue, now(), now(), 5, 'noop', 'bench' from almanac.queue where qu
 
 def growth(bench: Bench) -> Iterator[Leg]:
     """No legs: a curve is measured from left to right, once."""
-    for curve in (future, history, queues, connections, due_schedules):
+    for curve in (future, history, unvacuumed, queues, connections, due_schedules):
         for point in curve(bench):
             bench.emit("growth", point)
         bench.drop(DATABASE)
@@ -76,6 +77,23 @@ def future(bench: Bench) -> Iterator[list[Measurement]]:
 
 def history(bench: Bench) -> Iterator[list[Measurement]]:
     yield from stepwise(bench, "rows of history", HISTORY, "almanac.job_history")
+
+
+def unvacuumed(bench: Bench) -> Iterator[list[Measurement]]:
+    """So many were done since the table was vacuumed, and what is left of them lies before what is due."""
+    there = 0
+    with psycopg.connect(bench.dsn(DATABASE), autocommit=True) as conn:
+        conn.execute("alter table almanac.job set (autovacuum_enabled = off)")
+        for count in (1_000, 10_000, 100_000, 1_000_000):
+            found = []
+            jobs.fill(conn, count - there)
+            together(bench.dsn(DATABASE), 1, functools.partial(jobs.claim_loop, 1000))
+            there = count
+            for _ in range(TIMES):
+                jobs.fill(conn, JOBS)
+                took, done = together(bench.dsn(DATABASE), 1, functools.partial(jobs.claim_loop, 100))
+                found.append(described("jobs since the last vacuum", count, took / sum(done) * 1e6, "us a job"))
+            yield found
 
 
 def stepwise(bench: Bench, things: str, statement: str, table: str) -> Iterator[list[Measurement]]:
@@ -131,7 +149,7 @@ def due_schedules(bench: Bench) -> Iterator[list[Measurement]]:
 # ── the plot ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 400, 60, 40, 190, 50
-COLOURS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e"]
+COLOURS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf"]
 
 
 def plot(results: Iterable[Measurement]) -> str:

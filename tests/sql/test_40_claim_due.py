@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.jobs import Jobs, entries_read, held, littered, refused
+from tests.jobs import Jobs, entries_read, held, littered, pages_read, refused
 from tests.workers import wait_until
 
 MINUTE = timedelta(minutes=1)
@@ -171,6 +171,25 @@ def test_jobs_long_claimed_are_not_in_the_way_while_somebody_keeps_an_old_snapsh
             read.append(entries_read(jobs, jobs.claim_one))
         assert entries_read(Jobs(newcomer), Jobs(newcomer).claim) > 1000
         assert sorted(read)[len(read) * 3 // 4] < 100
+
+
+def test_jobs_long_claimed_are_not_in_the_way_until_the_next_vacuum(live_jobs):
+    """Their entries are known to be dead and cost nothing by themselves, but the pages of the index that hold nothing
+    else stay there."""
+    jobs = live_jobs
+    jobs.put()
+    jobs.sql("alter table almanac.job set (autovacuum_enabled = off)")
+    jobs.enqueue_many(queue="q", job_type="t", payloads=[{}] * 30_000)
+    while batch := jobs.claim(batch_size=10_000):
+        jobs.complete_many(queue="q", job_ids=[j.job_id for j in batch], lease_tokens=[j.lease_token for j in batch])
+    jobs.claim()  # passes over what the last batch left, and marks it dead
+    with psycopg.connect(jobs.conn.info.dsn, autocommit=True) as newcomer:
+        assert pages_read(Jobs(newcomer), Jobs(newcomer).claim) > 100
+        read = []
+        for _ in range(100):
+            jobs.add()
+            read.append(pages_read(jobs, jobs.claim_one))
+        assert sorted(read)[len(read) * 3 // 4] < 20
 
 
 def test_claims_go_from_the_start_again_once_nothing_is_in_the_way(live_jobs):
