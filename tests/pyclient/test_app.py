@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import importlib.util
+import json
 import traceback
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Required, TypedDict
@@ -13,8 +15,8 @@ import psycopg
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from pyclient import Almanac, JobContext, PermanentError, errors, payload
-from pyclient.database import connecting
+from pyclient import Almanac, JobContext, PermanentError, database, errors, payload
+from pyclient.database import connecting, working
 from tests.servers import free_port
 from tests.workers import Jobs, run_due
 
@@ -114,6 +116,21 @@ def test_a_payload_becomes_what_the_annotation_says(app, live_dsn, jobs):
         "nothing": True,
     }
     assert jobs.counts() == {"completed": 5}
+
+
+@pytest.mark.parametrize(
+    "number", [2**64 + 1, -(2**63) - 1, 10**400, 2**64 - 1, 7], ids=lambda number: str(number)[:30]
+)
+def test_an_integer_of_any_size_is_read_as_it_was_enqueued(number):
+    def as_orjson_does(raw: bytes) -> Any:
+        return json.loads(raw, parse_int=lambda text: int(text) if -(2**63) <= int(text) < 2**64 else float(text[:300]))
+
+    assert working.exact(as_orjson_does)(b'{"id": %d, "a": [1, 0.5]}' % number) == {"id": number, "a": [1, 0.5]}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("orjson") is None, reason="orjson is in the extra speed")
+def test_integers_are_read_as_they_were_enqueued_where_orjson_is_installed():
+    assert database.json_value(b'\x01{"id": 18446744073709551617}') == {"id": 2**64 + 1}
 
 
 def test_a_payload_that_does_not_fit_is_dead_with_a_readable_error(app, live_dsn, jobs):
