@@ -1251,3 +1251,26 @@ def test_leases_are_kept_though_a_call_that_extends_them_does_not_come_back(
         found = jobs.wait(app.enqueue("t"), "completed", "dead", "retrying", timeout=30)
         assert (found.state, found.attempt) == ("completed", 1)
     assert "lease keeper" in caplog.text
+
+
+def test_a_worker_ticks_on_though_a_tick_does_not_come_back(app, live_dsn, jobs, monkeypatch, caplog):
+    monkeypatch.setattr("pyclient.worker.process.HUNG_TICK", 1.0)
+    first, ends, later = threading.Lock(), threading.Event(), threading.Event()
+    tick = database.tick_if_stale
+
+    def tick_if_stale(*arguments: Any, **options: Any) -> Any:
+        if first.acquire(blocking=False):
+            ends.wait(60)
+        else:
+            later.set()
+        return tick(*arguments, **options)
+
+    monkeypatch.setattr(database, "tick_if_stale", tick_if_stale)
+
+    @app.job("t")
+    async def handler() -> None: ...
+
+    with in_thread(app, live_dsn):
+        assert later.wait(15)
+        ends.set()
+    assert "ticks and reports hang" in caplog.text
