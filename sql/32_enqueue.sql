@@ -150,16 +150,17 @@ declare
     v_tries   integer;
     v_lease   interval;
     v_awaited boolean;
-begin
     -- What _enter_queue does, without the call where it would only say yes.
-    if (pg_try_advisory_xact_lock_shared(almanac._door(enqueue.queue))
-        and current_setting('transaction_isolation') = 'read committed') is not true then
-        perform almanac._enter_queue(enqueue.queue, 'produce');
-    end if;
-    if enqueue.job_type is null or enqueue.job_type !~ E'\\S' or length(enqueue.job_type) > 200
+    v_entered boolean := pg_try_advisory_xact_lock_shared(almanac._door(enqueue.queue))
+                         and current_setting('transaction_isolation') = 'read committed';
+begin
+    if v_entered is not true or enqueue.job_type is null or enqueue.job_type !~ E'\\S' or length(enqueue.job_type) > 200
        or enqueue.priority is distinct from 0
        or num_nonnulls(enqueue.due_at, enqueue.dedup_key, enqueue.dedup_for, enqueue.concurrency_key,
                        enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay) > 0 then
+        if v_entered is not true then
+            perform almanac._enter_queue(enqueue.queue, 'produce');
+        end if;
         perform almanac._check_enqueue(enqueue.job_type, coalesce(enqueue.due_at, v_now), enqueue.priority,
                                        enqueue.dedup_key is not null, enqueue.dedup_for, enqueue.max_attempts,
                                        enqueue.base_delay, enqueue.max_delay);
