@@ -77,7 +77,7 @@ def test_what_an_operator_does_is_written_down_with_before_and_after(jobs, clock
     jobs.put(max_running=4)
     jobs.pause_queue(queue="q", reason="deploy")
     jobs.resume_queue(queue="q", reason="done")
-    log = jobs.sql("select * from almanac.audit_log where queue = 'q' order by at")
+    log = jobs.sql("select * from almanac.audit where queue = 'q' order by id")
     assert [(entry.action, entry.reason) for entry in log] == [
         ("put_queue", None), ("put_queue", None), ("pause_queue", "deploy"), ("resume_queue", "done"),
     ]  # fmt: skip
