@@ -423,7 +423,11 @@ class Almanac:
                 try:
                     declared.read(one)
                 except PermanentError as error:
-                    raise PermanentError(f"{which.format(number)}{error}") from None
+                    raise errors.PayloadRefused(
+                        f"{which.format(number)}{error}",
+                        detail="Nothing was enqueued.",
+                        hint=f"Give what the handler of {job_type!r} takes.",
+                    ) from None
         return dumped
 
     # ── connections ─────────────────────────────────────────────────────────────────────────────────────────────────

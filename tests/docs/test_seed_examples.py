@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pyclient import PermanentError
+from pyclient.errors import PayloadRefused
 from pyclient.testing import TestAlmanac
 from pyclient.worker import process
 from tests import servers
@@ -107,7 +107,7 @@ def test_a_summary_is_made_once_for_a_user_and_a_day(almanac: TestAlmanac, examp
     almanac.run_due()
     assert not module.summarise("ada", date(2026, 6, 1)), "also after it was made"
     assert module.sent == ["ada", "bob"]
-    with pytest.raises(PermanentError, match="day: Field required"):
+    with pytest.raises(PayloadRefused, match="day: Field required"):
         module.app.enqueue("daily_summary", {"user": "eve"})
     # SQL does not know the model.
     queue = module.app.jobs["daily_summary"].queue

@@ -60,16 +60,16 @@ def test_a_payload_that_the_handler_would_refuse_is_refused_when_it_is_enqueued(
     app.declare()
     said = "payload does not fit Call: phone: Field required"
     for job in (call, "call"):
-        with pytest.raises(PermanentError, match=said):
+        with pytest.raises(errors.PayloadRefused, match=said):
             app.enqueue(job, {"text": "hello"})
-    with pytest.raises(PermanentError, match=said):
+    with pytest.raises(errors.PayloadRefused, match=said):
         app.enqueue(call)
-    with pytest.raises(PermanentError, match=said):
+    with pytest.raises(errors.PayloadRefused, match=said):
         asyncio.run(app.enqueue_async(call, {}))
     many = [{"phone": "1"}, {"phone": "2"}, {}]
-    with pytest.raises(PermanentError, match=rf"payloads\[2\]: {said}"):
+    with pytest.raises(errors.PayloadRefused, match=rf"payloads\[2\]: {said}"):
         app.enqueue_many(call, many)
-    with pytest.raises(PermanentError, match=rf"payloads\[2\]: {said}"):
+    with pytest.raises(errors.PayloadRefused, match=rf"payloads\[2\]: {said}"):
         asyncio.run(app.enqueue_many_async(call, many))
     assert jobs.counts() == {}
     # Whoever does not have the handler cannot tell, and what is handed over as it is is not looked at.
