@@ -15,14 +15,6 @@ create or replace function almanac._idempotency_key(queue text, job_id bigint)
     return 'job:' || queue || ':' || job_id::text;
 comment on function almanac._idempotency_key(text, bigint) is 'job:<queue>:<job_id>.';
 
--- 24 _door: the number of the lock that those who make jobs in a queue share and whoever drops the queue has alone.
--- Some dozens for all queues: a transaction that makes jobs in thousands of them must not need thousands of locks.
-create or replace function almanac._door(queue text)
-    returns bigint
-    language sql immutable parallel safe
-    return hashtextextended('almanac.drop_queue', hashtextextended(queue, 0) & 63);
-comment on function almanac._door(text) is 'The advisory lock between making jobs in a queue and dropping it.';
-
 -- 24 _next_token: larger than every earlier token of the job, with random low bits, so that a claim lost in an
 -- asynchronous failover is not mistaken for the one that follows it.
 create or replace function almanac._next_token(lease_token bigint)

@@ -85,20 +85,20 @@ comment on function almanac._hold_queue(text, text[]) is
     'The queue''s row, which put_queue does not change before the end of the transaction; raises as _open_queue.';
 
 -- 30 _enter_queue: as _open_queue, for those who make jobs: the queue is not dropped before they commit. A lock on its
--- row would be a write for each job, so they share another one, which whoever drops it must have alone. If it cannot be
--- had, a queue is being dropped, this one or another that has the same lock, and the row tells which. At isolation
--- levels above read committed a queue that is gone can still be seen, but its row cannot be locked.
--- Calls: _door, _hold_queue, _open_queue.
+-- row would be a write for each job; but whoever has read the table of queues has a lock on it until the end, and
+-- whoever drops one must have it alone. So it is locked before it is looked at. At isolation levels above read
+-- committed a queue that is gone can still be seen, but its row cannot be locked.
+-- Calls: _hold_queue, _open_queue.
 create or replace function almanac._enter_queue(queue text, variadic rights text[])
     returns almanac.queue
     language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if pg_try_advisory_xact_lock_shared(almanac._door(_enter_queue.queue))
-       and current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
-        return almanac._open_queue(_enter_queue.queue, variadic _enter_queue.rights);
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        return almanac._hold_queue(_enter_queue.queue, variadic _enter_queue.rights);
     end if;
-    return almanac._hold_queue(_enter_queue.queue, variadic _enter_queue.rights);
+    lock table almanac.queue in access share mode;
+    return almanac._open_queue(_enter_queue.queue, variadic _enter_queue.rights);
 end;
 $$;
 comment on function almanac._enter_queue(text, text[]) is

@@ -107,11 +107,11 @@ comment on function almanac.put_queue(text, interval, integer, interval, interva
     'Make a queue or change the given settings of it; unset => array[''max_running'', ''rate_limit''] lifts a limit.';
 
 -- 31 drop_queue: for a queue that was made by mistake, or is not wanted any more. Not while anything lives in it; its
--- history stays, and goes when that of the queue that keeps longest goes. Waits only briefly for those who are at work
--- in it, because others wait behind it meanwhile. What is looked for must be all there is once nobody else can add to
--- it, which only a transaction that reads committed data can see.
--- Reads: job, schedule. Writes: queue, queue_bucket, queue_grant, job_type, dedup, sleeper. Calls: _audit, _door,
--- _open_queue.
+-- history stays, and goes when that of the queue that keeps longest goes. It has the table of queues to itself, so that
+-- nobody is just making something in this one, and everybody waits behind it: so it waits for others only briefly, and
+-- its transaction is not left open. What is looked for must be all there is by then, which only a transaction that
+-- reads committed data can see.
+-- Reads: job, schedule. Writes: queue, queue_bucket, queue_grant, job_type, dedup, sleeper. Calls: _audit, _open_queue.
 create or replace function almanac.drop_queue(queue text, reason text default null)
     returns void
     language plpgsql volatile security definer
@@ -128,14 +128,13 @@ begin
             detail  = format('The level is %s.', current_setting('transaction_isolation')),
             hint    = 'Begin with: begin isolation level read committed; or set default_transaction_isolation.';
     end if;
+    perform set_config('idle_in_transaction_session_timeout', '2s', true)
+      where current_setting('idle_in_transaction_session_timeout')::interval not between '1 ms' and '2 s';
     begin
-        -- In this order: whoever makes a job shares the first lock, and may then note something in the row.
-        perform pg_advisory_xact_lock(almanac._door(drop_queue.queue));
-        perform from almanac.queue where queue.queue = drop_queue.queue for update;
+        lock table almanac.queue in access exclusive mode;
     exception
         when lock_not_available then
-            v_why := 'A transaction that has not ended yet makes jobs or schedules in it, or changes it; or makes jobs '
-                     'in one of the few queues that share a lock with it.';
+            v_why := 'A transaction that has not ended yet has used this queue or another one.';
             v_hint := 'Try again; pg_stat_activity shows transactions that stay open.';
     end;
     v_queue := almanac._open_queue(drop_queue.queue, 'operate');

@@ -124,7 +124,7 @@ comment on function almanac._check_enqueue(
 -- asks for everything that could stand against it, because each by itself would cost as much as the row; only where
 -- something does is it looked up, and raised or settled.
 -- Reads: queue, job_type, sleeper. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload,
--- _door, _enter_queue, _payload_bytes, _open_queue, _take_dedup_keys, _learn, _ring.
+-- _hold_queue, _payload_bytes, _open_queue, _take_dedup_keys, _learn, _ring.
 create or replace function almanac.enqueue(
     queue text,
     job_type text,
@@ -150,16 +150,14 @@ declare
     v_tries   integer;
     v_lease   interval;
     v_awaited boolean;
-    -- What _enter_queue does, without the call where it would only say yes.
-    v_entered boolean := pg_try_advisory_xact_lock_shared(almanac._door(enqueue.queue))
-                         and current_setting('transaction_isolation') = 'read committed';
 begin
-    if v_entered is not true or enqueue.job_type is null or enqueue.job_type !~ E'\\S' or length(enqueue.job_type) > 200
-       or enqueue.priority is distinct from 0
+    if enqueue.job_type is null or enqueue.job_type !~ E'\\S' or length(enqueue.job_type) > 200
+       or enqueue.priority is distinct from 0 or current_setting('transaction_isolation') <> 'read committed'
        or num_nonnulls(enqueue.due_at, enqueue.dedup_key, enqueue.dedup_for, enqueue.concurrency_key,
                        enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay) > 0 then
-        if v_entered is not true then
-            perform almanac._enter_queue(enqueue.queue, 'produce');
+        if current_setting('transaction_isolation') <> 'read committed' then
+            -- As _enter_queue; at read committed, the statement that asks for everything locks before it looks.
+            perform almanac._hold_queue(enqueue.queue, 'produce');
         end if;
         perform almanac._check_enqueue(enqueue.job_type, coalesce(enqueue.due_at, v_now), enqueue.priority,
                                        enqueue.dedup_key is not null, enqueue.dedup_for, enqueue.max_attempts,

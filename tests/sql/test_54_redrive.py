@@ -28,7 +28,7 @@ def test_both_lives_are_in_history_with_all_their_attempts(jobs, clock):
     lives = jobs.sql("select state, attempt, redriven_at is null as last from almanac.job_history order by finished_at")
     assert lives == [("dead", 2, False), ("dead", 2, False), ("completed", 1, True)]
     assert jobs.attempts(job_id) == [(1, "failed"), (2, "failed"), (1, "failed"), (2, "failed"), (1, "completed")]
-    log = jobs.sql("select * from almanac.audit_log where action = 'redrive'")
+    log = jobs.sql("select * from almanac.audit_log where action = 'redrive' order by at")
     assert [entry.reason for entry in log] == ["fixed", None]
     assert (log[0].subject, log[0].before["state"], log[0].after["state"]) == (str(job_id), "dead", "scheduled")
 
