@@ -119,6 +119,7 @@ class Bench:
             "metric": first["metric"],
             "value": _rounded(value),
             "spread": round((max(values) - min(values)) / value, 3) if value else 0.0,
+            "values": [_rounded(value) for value in values],
             "unit": first.get("unit", ""),
             "scenario": scenario,
             **{key: what for key, what in first.items() if key not in ("metric", "value", "unit")},
@@ -211,7 +212,7 @@ def percentile(values: Iterable[float], part: float) -> float:
 
 # ── the table at the end ────────────────────────────────────────────────────────────────────────────────────────────
 
-HEADLINE = ("metric", "value", "spread", "unit", "scenario")
+HEADLINE = ("metric", "value", "spread", "values", "unit", "scenario")
 
 
 def table(results: Iterable[Measurement]) -> str:
