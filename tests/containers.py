@@ -30,12 +30,14 @@ def image(name: str) -> str:
 
 
 @contextlib.contextmanager
-def postgres(settings: Mapping[str, str], database: str = "postgres") -> Iterator[str]:
+def postgres(settings: Mapping[str, str], database: str = "postgres", auth: str = "scram-sha-256") -> Iterator[str]:
     """A server with pg_cron from our image; yields the DSN of `database`."""
     from testcontainers.core.container import DockerContainer
 
     options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
     container = DockerContainer(image("postgres")).with_exposed_ports(5432).with_command(["postgres", *options])
-    with container.with_env("POSTGRES_PASSWORD", "postgres").with_env("POSTGRES_DB", database) as running:
+    container.with_env("POSTGRES_PASSWORD", "postgres").with_env("POSTGRES_DB", database)
+    container.with_env("POSTGRES_HOST_AUTH_METHOD", auth)
+    with container as running:
         host, port = running.get_container_host_ip(), running.get_exposed_port(5432)
         yield f"postgresql://postgres:postgres@{host}:{port}/{database}"

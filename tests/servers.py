@@ -196,10 +196,11 @@ def given_server(dsn: str) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def docker_server(database: str = "postgres", **settings: str) -> Iterator[Server]:
-    """Our image, built from docker/postgres.Dockerfile, through testcontainers. pg_cron lives in `database`."""
+    """Our image, built from docker/postgres.Dockerfile, through testcontainers. pg_cron lives in `database`. It asks
+    for no password, as the other servers: tests log in as roles that they make."""
     from tests import containers
 
-    with containers.postgres(FAST | settings, database) as dsn:
+    with containers.postgres(FAST | settings, database, auth="trust") as dsn:
         server = Server(dsn=make_conninfo(dsn, dbname="postgres"), origin="Docker")
         server.version = wait_until_ready(server.dsn)
         yield server
