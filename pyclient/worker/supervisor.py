@@ -89,11 +89,12 @@ def supervise(count: int, work: Callable[[int, int], int], grace: float) -> int:
                     for end in (write_end, waker_read, waker_write):
                         os.close(end)
                     _become(work, child.number, read_end)
+            if asked and kill_at is None:
+                logger.info("supervisor stopping grace=%gs", grace)
+                kill_at = time.monotonic() + grace + SLACK
             code = max(code, _reap(children, bool(asked)))
             if all(child.pid is None and (child.done or asked) for child in children):
                 return code
-            if asked and kill_at is None:
-                kill_at = time.monotonic() + grace + SLACK
             if kill_at is not None and time.monotonic() > kill_at:
                 for child in children:
                     if child.pid is not None:

@@ -934,7 +934,9 @@ def test_sigterm_for_the_whole_group_is_heard_as_often_as_it_was_sent(tmp_path, 
         wait_until(lambda: "processing job" in running.text())
         for _ in range(times):
             os.killpg(running.process.pid, signal.SIGTERM)
+            # Also by the supervisor: of two signals that come before it runs again, a process hears one.
             wait_until(lambda: running.text().count("stopping running=") == 2)
+            wait_until(lambda: "supervisor stopping" in running.text())
         assert running.process.wait(30) == 0
     assert jobs.state(job) == state
     app.close()
