@@ -71,13 +71,13 @@ TARGETS = [
 ]  # fmt: skip
 
 
-def side_by_side(of: Measurement, to: Measurement) -> float:
+def side_by_side(of: Measurement, to: Measurement) -> str:
     """The median of the rounds' ratios. A machine that is slow for a minute is slow for both figures of a round; the
-    ratio of two medians would compare a slow minute of one with a quick minute of the other."""
+    ratio of two medians may compare a slow minute of one with a quick minute of the other. It does not decide."""
     if len(of["values"]) != len(to["values"]):
-        return float(of["value"] / to["value"])
+        return ""
     ratios: list[float] = [a / b for a, b in zip(of["values"], to["values"], strict=True)]
-    return statistics.median(ratios)
+    return f"   side by side {statistics.median(ratios):,.2f}"
 
 
 def table(bench: Bench) -> str:
@@ -88,9 +88,9 @@ def table(bench: Bench) -> str:
         to = bench.find(target.to[0], **target.to[1]) if target.to else None
         if of is None or (target.to and to is None):
             continue
-        ratio = of["value"] if to is None else side_by_side(of, to)
+        ratio = of["value"] / (to["value"] if to else 1)
         is_reached = ratio <= target.bound if target.at_most else ratio >= target.bound
-        figures = f"{of['value']:,} : {to['value']:,}" if to else f"{of['value']:,}"
+        figures = f"{of['value']:,} : {to['value']:,}{side_by_side(of, to)}" if to else f"{of['value']:,}"
         bound = f"{'≤' if target.at_most else '≥'} {target.bound:,}"
         shown = f"{ratio:,.2f}" if ratio < 1000 else f"{ratio:,.0f}"
         lines.append(f"{'ok ' if is_reached else 'NOT'}  {target.says:70}  {shown:>9}  {bound:>9}   {figures}")
