@@ -10,7 +10,7 @@ begin
     end if;
     if to_regclass('almanac.migration') is null then
         create table almanac.migration (
-            version_num varchar(32) not null constraint migration_pkey primary key
+            version_num varchar(32) collate "C" not null constraint migration_pkey primary key
         );
         comment on table almanac.migration is 'The revision of the tables in this schema; kept by pyclient migrate.';
         comment on column almanac.migration.version_num is 'Name of the newest revision applied.';

@@ -1,4 +1,7 @@
 -- 10 queue: the unit of isolation, of rights and of scale-out. Every table that holds work starts its key with it.
+-- Here and in all tables, text that is part of a key is in the order of bytes (collate "C"). The order of a language
+-- comes from a library of the operating system and changes with its versions; an index from before then no longer finds
+-- what it holds, and a tick or a key that is there could be let in a second time. The order of bytes is also quicker.
 
 create table almanac.queue (
     queue               text collate "C" not null,
@@ -90,8 +93,8 @@ comment on column almanac.queue_bucket.refilled_at is 'When tokens was last comp
 
 create table almanac.queue_grant (
     queue      text collate "C" not null,
-    role       text not null,
-    may        text not null,
+    role       text collate "C" not null,
+    may        text collate "C" not null,
     granted_at timestamptz not null,
     granted_by text not null,
     constraint queue_grant_pkey primary key (queue, role, may),
@@ -107,7 +110,7 @@ comment on column almanac.queue_grant.granted_by is 'Who granted it.';
 
 create table almanac.job_type (
     queue        text collate "C" not null,
-    job_type     text not null,
+    job_type     text collate "C" not null,
     lease        interval,
     max_attempts integer,
     base_delay   interval,

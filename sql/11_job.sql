@@ -85,7 +85,7 @@ comment on column almanac.job.lease is 'Overrides the queue''s lease; from the j
 comment on column almanac.job.dedup_key is 'While held (see dedup), no second job is made with this key.';
 comment on column almanac.job.concurrency_key is 'At most queue.max_running_per_key jobs with this key run at once.';
 comment on column almanac.job.idempotency_key is
-    'Names the effect towards the outside; null: derived from queue and id.';
+    'Names the effect towards the outside; null: derived from queue, id and created_at.';
 comment on column almanac.job.headers is 'What the enqueuer passes along beside the payload, such as a trace context.';
 comment on column almanac.job.schedule is 'The schedule that made it, if one did.';
 comment on column almanac.job.tick_at is 'The tick of that schedule it stands for.';
@@ -126,7 +126,7 @@ comment on column almanac.dedup.held_until is 'End of the sliding window; null: 
 
 create table almanac.sleeper (
     queue        text collate "C" not null,
-    worker       text not null,
+    worker       text collate "C" not null,
     sleeps_until timestamptz not null,
     constraint sleeper_pkey primary key (queue, worker)
 ) with (fillfactor = 50);

@@ -1,15 +1,15 @@
 -- 14 schedule: what is to happen when, and the ledger of what was decided about each moment.
 
 create table almanac.schedule (
-    queue           text not null,
-    name            text not null,
+    queue           text collate "C" not null,
+    name            text collate "C" not null,
     kind            text not null default 'job',
-    job_type        text not null,
+    job_type        text collate "C" not null,
     payload         jsonb not null default '{}',
     cron            text,
     at              timestamptz,
     rule            almanac.cron_rule,
-    timezone        text not null default 'UTC',
+    timezone        text collate "C" not null default 'UTC',
     dst_gap         text not null default 'after',
     dst_overlap     text not null default 'first',
     starts_at       timestamptz,
@@ -22,7 +22,7 @@ create table almanac.schedule (
     max_age         interval,
     max_runs        integer,
     pace            integer,
-    after_schedule  text,
+    after_schedule  text collate "C",
     within          interval,
     gate_closed     text,
     gate_wait       interval,
@@ -133,7 +133,7 @@ comment on column almanac.schedule.changed_at is 'When its definition last chang
 comment on column almanac.schedule.changed_by is 'Who changed it.';
 
 create table almanac.schedule_template (
-    template    text not null,
+    template    text collate "C" not null,
     cron        text,
     timezone    text,
     dst_gap     text,
@@ -171,8 +171,8 @@ comment on column almanac.schedule_template.changed_at is 'When it was last chan
 comment on column almanac.schedule_template.changed_by is 'Who changed it.';
 
 create table almanac.schedule_revision (
-    queue      text not null,
-    schedule   text not null,
+    queue      text collate "C" not null,
+    schedule   text collate "C" not null,
     revision   integer not null,
     action     text not null,
     changed_at timestamptz not null,
@@ -200,8 +200,8 @@ create domain almanac.tick_decision as text collate "C"
 comment on domain almanac.tick_decision is 'What was decided about a tick.';
 
 create table almanac.tick (
-    queue      text not null,
-    schedule   text not null,
+    queue      text collate "C" not null,
+    schedule   text collate "C" not null,
     tick_at    timestamptz not null,
     decision   almanac.tick_decision not null,
     reason     text,
@@ -231,7 +231,7 @@ comment on column almanac.tick.lateness is 'decided_at minus tick_at.';
 comment on column almanac.tick.ticked_by is 'Who decided: pg_cron, a worker, or the role that called.';
 
 create table almanac.zone_watch (
-    timezone   text not null,
+    timezone   text collate "C" not null,
     offsets    text,
     looked_at  timestamptz not null,
     constraint zone_watch_pkey primary key (timezone)

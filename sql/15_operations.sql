@@ -25,7 +25,7 @@ comment on column almanac.audit.before is 'What it was.';
 comment on column almanac.audit.after is 'What it became.';
 
 create table almanac.worker (
-    worker       text not null,
+    worker       text collate "C" not null,
     host         text not null,
     pid          integer not null,
     version      text not null,
@@ -49,7 +49,7 @@ comment on column almanac.worker.started_at is 'When it started.';
 comment on column almanac.worker.last_seen_at is 'When it last reported.';
 
 create table almanac.heartbeat (
-    source    text not null,
+    source    text collate "C" not null,
     ticked_at timestamptz not null,
     ticked_by text not null,
     constraint heartbeat_pkey primary key (source)
@@ -60,8 +60,8 @@ comment on column almanac.heartbeat.ticked_at is 'When.';
 comment on column almanac.heartbeat.ticked_by is 'Which one.';
 
 create table almanac.alert (
-    alert       text not null,
-    subject     text not null,
+    alert       text collate "C" not null,
+    subject     text collate "C" not null,
     severity    text not null,
     message     text not null,
     hint        text not null,

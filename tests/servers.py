@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,6 +22,10 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from pyclient import embedded
+
+# A server is in the order of bytes only where somebody chose it. And in Turkish the capital of i is not I: whatever
+# folds letters by the server's language shows itself.
+TURKISH = ("--locale=C", "--locale-provider=icu", "--icu-locale=tr-TR")
 
 # No test asks whether data survives a power cut, except those that start a server of their own.
 FAST = {
@@ -63,12 +67,21 @@ class Binaries:
     origin: str
     #: For who wants commits to cost what they cost.
     on_disk: bool = False
+    locale: tuple[str, ...] = ("--no-locale",)
 
     @property
     def has_pg_cron(self) -> bool:
-        config = subprocess.run([self.bin_dir / "pg_config", "--sharedir"], capture_output=True, text=True, check=False)
-        share = Path(config.stdout.strip() or self.bin_dir.parent / "share" / "postgresql")
+        share = Path(self._config("--sharedir") or self.bin_dir.parent / "share" / "postgresql")
         return (share / "extension" / "pg_cron.control").exists()
+
+    @property
+    def has_icu(self) -> bool:
+        return "--with-icu" in self._config("--configure")
+
+    def _config(self, what: str) -> str:
+        return subprocess.run(
+            [self.bin_dir / "pg_config", what], capture_output=True, text=True, check=False
+        ).stdout.strip()
 
     @property
     def major(self) -> int:
@@ -90,7 +103,7 @@ class Binaries:
             who.own(data)
             who.own(home)
             done = who.run(
-                [bin_dir / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"]
+                [bin_dir / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "-N", *self.locale]
             )
             assert done.returncode == 0, done.stderr
             port = free_port()
@@ -107,7 +120,8 @@ class Binaries:
             try:
                 server = Server(
                     dsn=f"postgresql://postgres@/postgres?host={quote(str(home), safe='')}&port={port}",
-                    origin=self.origin, bin_dir=bin_dir, data_dir=data, port=port,
+                    origin=self.origin + (", in Turkish" if self.locale == TURKISH else ""),
+                    bin_dir=bin_dir, data_dir=data, port=port,
                 )  # fmt: skip
                 server.version = wait_until_ready(server.dsn, postmaster, log)
                 yield server
@@ -171,7 +185,10 @@ def local_binaries() -> Binaries | None:
         folders.append(Path(on_path).resolve().parent)
     found = [Binaries(folder, "installed here") for folder in folders if (folder / "initdb").exists()]
     found = [one for one in found if one.major >= 15]
-    return max(found, key=lambda one: (one.has_pg_cron, one.major), default=None)
+    best = max(found, key=lambda one: (one.has_pg_cron, one.major), default=None)
+    if best is not None and best.has_icu:
+        return replace(best, locale=TURKISH)
+    return best
 
 
 def embedded_binaries() -> Binaries | None:

@@ -2,6 +2,9 @@
 
 -- from 10_queue.sql
 -- 10 queue: the unit of isolation, of rights and of scale-out. Every table that holds work starts its key with it.
+-- Here and in all tables, text that is part of a key is in the order of bytes (collate "C"). The order of a language
+-- comes from a library of the operating system and changes with its versions; an index from before then no longer finds
+-- what it holds, and a tick or a key that is there could be let in a second time. The order of bytes is also quicker.
 
 create table almanac.queue (
     queue               text collate "C" not null,
@@ -93,8 +96,8 @@ comment on column almanac.queue_bucket.refilled_at is 'When tokens was last comp
 
 create table almanac.queue_grant (
     queue      text collate "C" not null,
-    role       text not null,
-    may        text not null,
+    role       text collate "C" not null,
+    may        text collate "C" not null,
     granted_at timestamptz not null,
     granted_by text not null,
     constraint queue_grant_pkey primary key (queue, role, may),
@@ -110,7 +113,7 @@ comment on column almanac.queue_grant.granted_by is 'Who granted it.';
 
 create table almanac.job_type (
     queue        text collate "C" not null,
-    job_type     text not null,
+    job_type     text collate "C" not null,
     lease        interval,
     max_attempts integer,
     base_delay   interval,
@@ -236,7 +239,7 @@ comment on column almanac.job.lease is 'Overrides the queue''s lease; from the j
 comment on column almanac.job.dedup_key is 'While held (see dedup), no second job is made with this key.';
 comment on column almanac.job.concurrency_key is 'At most queue.max_running_per_key jobs with this key run at once.';
 comment on column almanac.job.idempotency_key is
-    'Names the effect towards the outside; null: derived from queue and id.';
+    'Names the effect towards the outside; null: derived from queue, id and created_at.';
 comment on column almanac.job.headers is 'What the enqueuer passes along beside the payload, such as a trace context.';
 comment on column almanac.job.schedule is 'The schedule that made it, if one did.';
 comment on column almanac.job.tick_at is 'The tick of that schedule it stands for.';
@@ -277,7 +280,7 @@ comment on column almanac.dedup.held_until is 'End of the sliding window; null: 
 
 create table almanac.sleeper (
     queue        text collate "C" not null,
-    worker       text not null,
+    worker       text collate "C" not null,
     sleeps_until timestamptz not null,
     constraint sleeper_pkey primary key (queue, worker)
 ) with (fillfactor = 50);
@@ -463,15 +466,15 @@ comment on column almanac.attempt.error is 'What went wrong.';
 -- 14 schedule: what is to happen when, and the ledger of what was decided about each moment.
 
 create table almanac.schedule (
-    queue           text not null,
-    name            text not null,
+    queue           text collate "C" not null,
+    name            text collate "C" not null,
     kind            text not null default 'job',
-    job_type        text not null,
+    job_type        text collate "C" not null,
     payload         jsonb not null default '{}',
     cron            text,
     at              timestamptz,
     rule            almanac.cron_rule,
-    timezone        text not null default 'UTC',
+    timezone        text collate "C" not null default 'UTC',
     dst_gap         text not null default 'after',
     dst_overlap     text not null default 'first',
     starts_at       timestamptz,
@@ -484,7 +487,7 @@ create table almanac.schedule (
     max_age         interval,
     max_runs        integer,
     pace            integer,
-    after_schedule  text,
+    after_schedule  text collate "C",
     within          interval,
     gate_closed     text,
     gate_wait       interval,
@@ -595,7 +598,7 @@ comment on column almanac.schedule.changed_at is 'When its definition last chang
 comment on column almanac.schedule.changed_by is 'Who changed it.';
 
 create table almanac.schedule_template (
-    template    text not null,
+    template    text collate "C" not null,
     cron        text,
     timezone    text,
     dst_gap     text,
@@ -633,8 +636,8 @@ comment on column almanac.schedule_template.changed_at is 'When it was last chan
 comment on column almanac.schedule_template.changed_by is 'Who changed it.';
 
 create table almanac.schedule_revision (
-    queue      text not null,
-    schedule   text not null,
+    queue      text collate "C" not null,
+    schedule   text collate "C" not null,
     revision   integer not null,
     action     text not null,
     changed_at timestamptz not null,
@@ -662,8 +665,8 @@ create domain almanac.tick_decision as text collate "C"
 comment on domain almanac.tick_decision is 'What was decided about a tick.';
 
 create table almanac.tick (
-    queue      text not null,
-    schedule   text not null,
+    queue      text collate "C" not null,
+    schedule   text collate "C" not null,
     tick_at    timestamptz not null,
     decision   almanac.tick_decision not null,
     reason     text,
@@ -693,7 +696,7 @@ comment on column almanac.tick.lateness is 'decided_at minus tick_at.';
 comment on column almanac.tick.ticked_by is 'Who decided: pg_cron, a worker, or the role that called.';
 
 create table almanac.zone_watch (
-    timezone   text not null,
+    timezone   text collate "C" not null,
     offsets    text,
     looked_at  timestamptz not null,
     constraint zone_watch_pkey primary key (timezone)
@@ -733,7 +736,7 @@ comment on column almanac.audit.before is 'What it was.';
 comment on column almanac.audit.after is 'What it became.';
 
 create table almanac.worker (
-    worker       text not null,
+    worker       text collate "C" not null,
     host         text not null,
     pid          integer not null,
     version      text not null,
@@ -757,7 +760,7 @@ comment on column almanac.worker.started_at is 'When it started.';
 comment on column almanac.worker.last_seen_at is 'When it last reported.';
 
 create table almanac.heartbeat (
-    source    text not null,
+    source    text collate "C" not null,
     ticked_at timestamptz not null,
     ticked_by text not null,
     constraint heartbeat_pkey primary key (source)
@@ -768,8 +771,8 @@ comment on column almanac.heartbeat.ticked_at is 'When.';
 comment on column almanac.heartbeat.ticked_by is 'Which one.';
 
 create table almanac.alert (
-    alert       text not null,
-    subject     text not null,
+    alert       text collate "C" not null,
+    subject     text collate "C" not null,
     severity    text not null,
     message     text not null,
     hint        text not null,

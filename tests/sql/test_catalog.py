@@ -168,6 +168,18 @@ def test_indexes_are_named_after_who_uses_them(catalog):
     assert not [name for table, name in found if not re.fullmatch(rf"{table}_\w+_idx", name)]
 
 
+def test_no_index_is_in_the_order_of_a_language(catalog):
+    """That order changes with the operating system, and then an index holds twice what it should hold once."""
+    assert not names(
+        catalog,
+        """select i.indexrelid::regclass
+             from pg_index i join pg_class c on c.oid = i.indexrelid
+            where c.relnamespace = 'almanac'::regnamespace
+              and exists (select from unnest(i.indcollation) as used (oid)
+                           where used.oid not in (0, 'pg_catalog."C"'::regcollation))""",
+    )
+
+
 # ── the files ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
