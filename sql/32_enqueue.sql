@@ -101,7 +101,8 @@ begin
         when not isfinite(_check_enqueue.due_at) then 'due_at must be a finite time'
         when _check_enqueue.priority is null or _check_enqueue.priority not between -32768 and 32767
             then 'priority must be between -32768 and 32767'
-        when _check_enqueue.dedup_for <= interval '0' then 'dedup_for must be positive'
+        when _check_enqueue.dedup_for <= interval '0' or _check_enqueue.dedup_for > interval '36500 days'
+            then 'dedup_for must be positive, and at most 36500 days'
         when _check_enqueue.dedup_for is not null and not _check_enqueue.keyed then 'dedup_for needs a dedup_key'
         when _check_enqueue.max_attempts not between 1 and 1000000 then 'max_attempts must be between 1 and 1000000'
         when _check_enqueue.base_delay not between interval '0' and interval '3650 days'
@@ -285,8 +286,7 @@ begin
            as p (id, payload, dedup_key, concurrency_key, idempotency_key, holder)
      where p.dedup_key is null or p.id = p.holder;
     perform almanac._learn(v_queue, enqueue_many.priority::smallint,
-                           enqueue_many.concurrency_keys is not null
-                           and array_remove(enqueue_many.concurrency_keys, null) <> '{}');
+                           coalesce(num_nonnulls(variadic enqueue_many.concurrency_keys) > 0, false));
     if v_due_at < v_now then
         perform nextval('almanac.backdated_job_seq');
     end if;

@@ -147,8 +147,9 @@ comment on function almanac._check_schedule(almanac.schedule, integer) is
     'Raises unless the definition can be taken; returns it with its rule parsed.';
 
 -- 33 _settle_ticks: ticks of the old rule that are due but not decided when a definition changes. The newest of them
--- is handed on, to be decided under the new definition; the others are merged into it. With catch_up null the schedule
--- is going away and none is handed on. Nothing disappears.
+-- is handed on, to be decided under the new definition; the others are merged into it. Of those before a tick that was
+-- moved to later none is handed on: the move goes with the rule. With catch_up null the schedule is going away, and
+-- none is handed on either. Nothing disappears.
 -- Calls: _grace, _record_ticks, _tick_after, _caller.
 create or replace function almanac._settle_ticks(schedule almanac.schedule, catch_up text, at timestamptz)
     returns timestamptz
@@ -156,12 +157,12 @@ create or replace function almanac._settle_ticks(schedule almanac.schedule, catc
 as $$
 declare
     v_paused   boolean := schedule.paused_at is not null and coalesce(schedule.paused_until, 'infinity') > at;
-    v_missed   boolean := catch_up is null or (catch_up = 'none' and at - schedule.next_due_at > almanac._grace());
+    v_missed   boolean := catch_up is null or (catch_up = 'none' and at - schedule.look_at > almanac._grace());
     v_tick     timestamptz;
     v_ticks    timestamptz[] := '{}';
     v_pending  timestamptz;
 begin
-    if schedule.next_due_at is null or schedule.next_due_at > at then
+    if schedule.next_due_at is null or (schedule.next_due_at > at and schedule.moved_to is null) then
         return null;
     end if;
     v_tick := almanac._tick_after(schedule, schedule.decided_until);
@@ -173,7 +174,7 @@ begin
         v_ticks := array(select distinct t.tick_at from unnest(v_ticks || schedule.moved_to) as t (tick_at)
                           order by t.tick_at);
     end if;
-    if not v_paused and not v_missed then
+    if not v_paused and not v_missed and schedule.next_due_at <= at and v_ticks <> '{}' then
         v_pending := v_ticks[cardinality(v_ticks)];
         v_ticks := trim_array(v_ticks, 1);
     end if;
@@ -282,7 +283,8 @@ begin
             v_new.decided_until := v_old.decided_until;
             v_new.decided_local := v_old.decided_local;
             v_new.next_due_at := v_old.next_due_at;
-            v_new.look_at := v_old.next_due_at;
+            -- At once if it waits for its gate, which may be another now; the wait itself is no downtime.
+            v_new.look_at := greatest(v_old.next_due_at, least(v_old.look_at, v_now));
             v_new.moved_to := v_old.moved_to;
             v_new.backlog_until := v_old.backlog_until;
             v_new.backlog_from := v_old.backlog_from;
@@ -296,6 +298,8 @@ begin
             elsif v_new.at = v_old.at then
                 -- It runs once, also if the ledger has forgotten that it did.
                 v_new.decided_until := greatest(v_new.decided_until, v_old.decided_until);
+                -- And where it was moved to is that once.
+                v_pending := coalesce(v_pending, case when v_old.moved_to > v_now then v_old.moved_to end);
             end if;
             v_new.moved_to := v_pending;
             v_new.next_due_at := coalesce(v_pending, almanac._tick_after(v_new, v_new.decided_until));
@@ -545,7 +549,7 @@ comment on function almanac._find_schedule(text, text, boolean) is
 
 -- 33 revert_schedule: back to the definition that a revision had made; a new revision says so. A schedule that was
 -- dropped comes back this way, if its queue is given.
--- Reads: schedule_revision. Calls: _declare, _definition, _find_schedule, _open_queue.
+-- Reads: schedule, schedule_revision. Calls: _declare, _definition, _find_schedule, _open_queue.
 create or replace function almanac.revert_schedule(
     name text, revision integer, queue text default null, dry_run boolean default false)
     returns almanac.operated_schedule
@@ -560,6 +564,8 @@ begin
         v_schedule := almanac._find_schedule(revert_schedule.name, null);
     else
         perform almanac._open_queue(revert_schedule.queue, 'operate');
+        select * into v_schedule from almanac.schedule s
+         where s.queue = revert_schedule.queue and s.name = revert_schedule.name;
     end if;
     select * into v_then from almanac.schedule_revision r
      where r.queue = coalesce(revert_schedule.queue, v_schedule.queue) and r.schedule = revert_schedule.name

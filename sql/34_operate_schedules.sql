@@ -10,6 +10,9 @@ as $$
 declare
     v_schedule almanac.schedule := almanac._find_schedule(pause_schedule.name, pause_schedule.queue);
     v_now      timestamptz := almanac.clock();
+    -- A pause that has ended by itself is found out by the next tick only; this one does not prolong it.
+    v_since    timestamptz := case when v_schedule.paused_until <= v_now then v_now
+                                   else coalesce(v_schedule.paused_at, v_now) end;
 begin
     pause_schedule.until := nullif(pause_schedule.until, 'infinity');
     if pause_schedule.until <= v_now then
@@ -20,13 +23,12 @@ begin
     end if;
     if not pause_schedule.dry_run then
         update almanac.schedule s
-           set paused_at = coalesce(s.paused_at, v_now), paused_by = almanac._caller(),
-               pause_reason = pause_schedule.reason, paused_until = pause_schedule.until
+           set paused_at = v_since, paused_by = almanac._caller(), pause_reason = pause_schedule.reason,
+               paused_until = pause_schedule.until
          where s.queue = v_schedule.queue and s.name = v_schedule.name;
         perform almanac._audit('pause_schedule', v_schedule.queue, v_schedule.name, pause_schedule.reason,
             jsonb_build_object('paused_at', v_schedule.paused_at, 'paused_until', v_schedule.paused_until),
-            jsonb_build_object('paused_at', coalesce(v_schedule.paused_at, v_now),
-                               'paused_until', pause_schedule.until));
+            jsonb_build_object('paused_at', v_since, 'paused_until', pause_schedule.until));
     end if;
     return row (v_schedule.queue, v_schedule.name, 'pause_schedule', pause_schedule.dry_run, true,
                 v_schedule.next_due_at, 0, null,
@@ -187,7 +189,7 @@ comment on function almanac.trigger_schedule(text, text, text, boolean) is
 
 -- 34 reschedule: the next tick comes at another time, once; after it the rule goes on. Into the past: it fires with
 -- the next tick of the heartbeat. Into the future: ticks of the rule before it are merged into it.
--- Reads: tick. Writes: schedule. Calls: clock, _audit, _find_schedule.
+-- Reads: tick. Writes: schedule. Calls: clock, _caller, _audit, _find_schedule, _record_ticks.
 create or replace function almanac.reschedule(
     name text, at timestamptz, queue text default null, reason text default null, dry_run boolean default false)
     returns almanac.operated_schedule
@@ -214,6 +216,12 @@ begin
                                        reschedule.at, reschedule.at) end;
     end if;
     if not reschedule.dry_run then
+        if v_schedule.moved_to <= almanac.clock() and v_schedule.moved_to <> reschedule.at then
+            -- It was due outside the rule, so nothing but this would say what became of it.
+            perform almanac._record_ticks(v_schedule, array[v_schedule.moved_to], array['coalesced'],
+                                          array[format('the schedule was moved to %s', reschedule.at)], null,
+                                          array[false], almanac._caller());
+        end if;
         update almanac.schedule s
            set moved_to = reschedule.at, next_due_at = reschedule.at, look_at = reschedule.at, gate_waiting_at = null,
                -- What runs once has no rule that goes on after it; the other way, its time is merged into this one.

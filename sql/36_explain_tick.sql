@@ -59,6 +59,10 @@ begin
         v_is_tick := false;
         v_why := format('Nothing was decided about that moment, and the schedule was dropped at %s by %s.',
                         v_gone.changed_at, v_gone.changed_by);
+    elsif v_schedule.error is not null then
+        -- What stopped the tick would stop this too, so the rule is not asked whether it has that moment.
+        v_why := format('Nothing was decided about that moment: the schedule was set aside at %s because of an error: '
+                        '%s.', v_schedule.paused_at, v_schedule.error);
     else
         v_next := almanac._tick_after(v_schedule, explain_tick.at);
         v_is_tick := coalesce(almanac._tick_after(v_schedule, explain_tick.at - interval '1 microsecond')
@@ -83,19 +87,16 @@ begin
                             coalesce(v_next::text, 'none')) end;
         else
             v_why := case
-                when explain_tick.at > v_now and v_schedule.moved_to > explain_tick.at
+                when explain_tick.at > v_schedule.decided_until and v_schedule.moved_to > explain_tick.at
                     then format('It will not fire: the schedule was moved to %s.', v_schedule.moved_to)
                 when explain_tick.at > v_now and v_schedule.paused_at is not null
                      and coalesce(v_schedule.paused_until > explain_tick.at, true)
                     then format('It will not fire unless the schedule is resumed: %s paused it at %s%s.',
                                 v_schedule.paused_by, v_schedule.paused_at,
                                 coalesce(' (' || v_schedule.pause_reason || ')', ''))
-                when explain_tick.at > v_now and v_schedule.next_due_at is null
+                when explain_tick.at > v_schedule.decided_until and v_schedule.next_due_at is null
                     then format('It will not fire: the schedule has fired %s times and is finished.', v_schedule.fires)
                 when explain_tick.at > v_now then format('It is due in %s.', explain_tick.at - v_now)
-                when v_schedule.error is not null
-                    then format('It is not decided: the schedule was set aside because of an error: %s.',
-                                v_schedule.error)
                 when explain_tick.at = v_schedule.gate_waiting_at
                     then format('It waits for %s to succeed, until %s at most.', v_schedule.after_schedule,
                                 explain_tick.at + v_schedule.gate_wait)

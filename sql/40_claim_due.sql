@@ -366,7 +366,9 @@ begin
                    lease_token = almanac._next_token(job.lease_token),
                    leased_by = claim_due.worker,
                    claimed_at = v_now,
-                   lease_expires_at = v_now + coalesce(claim_due.lease, job.lease, v_queue.lease)
+                   -- Not from v_now: the statement may have waited for whoever builds an index on the table. Asked once
+                   -- for all of them, which a subquery is.
+                   lease_expires_at = (select almanac.clock()) + coalesce(claim_due.lease, job.lease, v_queue.lease)
              where job.ctid = any (coalesce(v_jobs, array(
                 select picked.ctid
                   from unnest(v_queue.priorities) as level (priority)
@@ -385,7 +387,7 @@ begin
                  limit claim_due.batch_size)))
             returning job.queue, job.id, job.job_type, job.payload::jsonb, job.attempt, job.max_attempts, job.due_at,
                       v_now - job.due_at, job.lease_token, job.lease_expires_at,
-                      coalesce(job.idempotency_key, almanac._idempotency_key(job.queue, job.id)),
+                      coalesce(job.idempotency_key, almanac._idempotency_key(job.queue, job.id, job.created_at)),
                       almanac.attempt_key(job.id, job.attempt, job.lease_token),
                       job.schedule, job.tick_at, job.caught_up, job.priority, job.concurrency_key::text, job.headers,
                       job.created_at

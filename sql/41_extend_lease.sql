@@ -60,7 +60,8 @@ begin
     return query
         update almanac.job
            set lease_expires_at = greatest(
-                   job.lease_expires_at, v_now + coalesce(extend_leases.lease, job.lease, v_queue.lease))
+                   job.lease_expires_at,
+                   (select almanac.clock()) + coalesce(extend_leases.lease, job.lease, v_queue.lease))
          where job.ctid = any (v_jobs)
         returning job.queue, job.id, job.lease_token, job.lease_expires_at, job.cancel_requested_at;
 end;

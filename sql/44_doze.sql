@@ -1,7 +1,9 @@
 -- 44 doze: a worker says that it is about to sleep, so that enqueue rings. The bell works from the moment this
--- commits: claim once more after it, and sleep only if that finds nothing.
+-- commits: claim once more after it, and sleep only if that finds nothing. With job_types, the next job is the next one
+-- of these types; where none is among the first thousand of a priority, the time of the last of those is given instead.
 -- Reads: job, sleeper. Writes: sleeper. Calls: clock, _check_name, _open_queue.
-create or replace function almanac.doze(queue text, worker text, at_most interval default interval '5 seconds')
+create or replace function almanac.doze(
+    queue text, worker text, at_most interval default interval '5 seconds', job_types text[] default null)
     returns timestamptz
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
@@ -16,6 +18,11 @@ begin
         raise exception using errcode = '22004',
             message = 'at_most must not be null',
             hint    = 'Leave it out to sleep for up to 5 seconds.';
+    elsif doze.at_most not between interval '0' and interval '30 days' then
+        raise exception using errcode = '22023',
+            message = 'at_most must be between 0 and 30 days',
+            detail  = format('It is %s.', doze.at_most),
+            hint    = 'Leave it out to sleep for up to 5 seconds.';
     end if;
     -- Marked for twice as long, so that of a worker's naps not each has to write and wait for the disk.
     if not exists (select from almanac.sleeper
@@ -28,14 +35,23 @@ begin
     if v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now then
         return v_queue.paused_until;
     end if;
-    select min(level.due_at) into v_next
-      from unnest(v_queue.priorities) as p (priority)
-     cross join lateral (
-        select job.due_at from almanac.job
-         where job.queue = doze.queue and job.state in ('scheduled', 'retrying') and job.parked_at is null
-           and job.priority = p.priority
-         order by job.due_at
-         limit 1) level;
+    select min(coalesce(
+               (select seen.due_at
+                  from (select job.due_at, job.job_type from almanac.job
+                         where job.queue = doze.queue and job.state in ('scheduled', 'retrying')
+                           and job.parked_at is null and job.priority = level.priority
+                         order by job.due_at
+                         limit 1000) seen
+                 where doze.job_types is null or seen.job_type = any (doze.job_types)
+                 order by seen.due_at
+                 limit 1),
+               (select job.due_at from almanac.job
+                 where job.queue = doze.queue and job.state in ('scheduled', 'retrying')
+                   and job.parked_at is null and job.priority = level.priority
+                 order by job.due_at
+                offset 999 limit 1)))
+      into v_next
+      from unnest(v_queue.priorities) as level (priority);
     if v_next <= v_now and v_queue.rate_limit is not null then
         return v_now + v_queue.rate_interval / v_queue.rate_limit;
     elsif v_next <= v_now and v_queue.max_running is not null then
@@ -45,7 +61,7 @@ begin
     return v_next;
 end;
 $$;
-comment on function almanac.doze(text, text, interval) is
+comment on function almanac.doze(text, text, interval, text[]) is
     'Announce that a worker sleeps; returns when the next job is due, or null if nothing is foreseen.';
 
 -- 44 wake: the worker is up again: nobody needs to ring.

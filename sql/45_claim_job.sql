@@ -1,5 +1,6 @@
 -- 45 claim_job: scheduled or retrying -> running, for one job by its id: somebody wants to see this one run. Paused
--- queues and limits hold as for claim_due, and nothing runs early; but no other job is in the way.
+-- queues and limits hold as for claim_due, and nothing runs early; but no other job is in the way. Whoever has just
+-- locked the job is not waited for: that may be one who ends it and then waits for the turn that we have.
 -- Reads: job. Writes: job, queue_bucket. Calls: clock, _open_queue, _check_name, _take_turn, _tokens, _raise_no_job,
 -- _next_token, attempt_key, _idempotency_key.
 create or replace function almanac.claim_job(
@@ -25,9 +26,12 @@ begin
     end if;
     select * into v_job from almanac.job
      where job.queue = claim_job.queue and job.id = claim_job.job_id
-       for update;
+       for update skip locked;
     v_now := almanac.clock();
     v_why := case
+        when not found and exists (select from almanac.job
+                                    where job.queue = claim_job.queue and job.id = claim_job.job_id)
+            then 'is just being changed by somebody else'
         when not found then 'is not waiting: it has ended, or never was'
         when v_job.state not in ('scheduled', 'retrying') then 'is ' || v_job.state
         when v_job.due_at > v_now then 'is not due before ' || v_job.due_at
@@ -54,12 +58,12 @@ begin
     update almanac.job
        set state = 'running', parked_at = null, attempt = job.attempt + 1,
            lease_token = almanac._next_token(job.lease_token), leased_by = claim_job.worker, claimed_at = v_now,
-           lease_expires_at = v_now + coalesce(claim_job.lease, job.lease, v_queue.lease)
+           lease_expires_at = almanac.clock() + coalesce(claim_job.lease, job.lease, v_queue.lease)
      where job.queue = claim_job.queue and job.id = claim_job.job_id
     returning * into v_job;
     return row (v_job.queue, v_job.id, v_job.job_type, v_job.payload, v_job.attempt, v_job.max_attempts, v_job.due_at,
                 v_now - v_job.due_at, v_job.lease_token, v_job.lease_expires_at,
-                coalesce(v_job.idempotency_key, almanac._idempotency_key(v_job.queue, v_job.id)),
+                coalesce(v_job.idempotency_key, almanac._idempotency_key(v_job.queue, v_job.id, v_job.created_at)),
                 almanac.attempt_key(v_job.id, v_job.attempt, v_job.lease_token), v_job.schedule, v_job.tick_at,
                 v_job.caught_up, v_job.priority, v_job.concurrency_key, v_job.headers, v_job.created_at
                )::almanac.claimed_job;

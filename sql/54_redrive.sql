@@ -50,7 +50,14 @@ begin
            and (h.dedup_key is null or found.holder = h.id)
          order by h.finished_at, h.id
     loop
-        update almanac.job_history h set redriven_at = v_now
+        -- Two lives that end at one instant, because the clock stands still, would have the same key. So the earlier
+        -- one is moved by as many microseconds as there are lives.
+        update almanac.job_history h
+           set redriven_at = v_now,
+               finished_at = case when h.finished_at <> v_now then h.finished_at
+                                  else v_now + interval '1 microsecond'
+                                       * (select count(*) from almanac.job_history life
+                                           where life.queue = h.queue and life.id = h.id) end
          where h.queue = v_dead.queue and h.id = v_dead.id and h.finished_at = v_dead.finished_at;
         insert into almanac.job (queue, id, job_type, priority, due_at, payload, max_attempts, base_delay, max_delay,
                                  lease, dedup_key, concurrency_key, idempotency_key, headers, schedule, tick_at,
@@ -73,7 +80,8 @@ begin
         select j.state into v_state from almanac.job(redrive.queue, redrive.job_id) j;
         perform almanac._raise_no_job(redrive.queue, redrive.job_id,
             case when v_state is null then 'does not exist'
-                 when v_state = 'dead' then 'has a dedup_key that another job has taken, or is just being redriven'
+                 when v_state = 'dead' then
+                     'does not match, has a dedup_key that another job has taken, or is just being redriven'
                  else 'is ' || v_state || ', not dead' end,
             case when v_state in ('scheduled', 'retrying')
                  then format('To have it run now: select almanac.make_due(%L, %s);', redrive.queue, redrive.job_id)

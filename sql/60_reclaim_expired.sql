@@ -56,6 +56,11 @@ declare
     v_job       almanac.job;
     v_reclaimed integer := 0;
 begin
+    if reclaim_expired.batch_size is null or reclaim_expired.batch_size not between 1 and 100000 then
+        raise exception using errcode = '22023', message = 'batch_size must be between 1 and 100000',
+            detail = format('It is %s.', coalesce(reclaim_expired.batch_size::text, 'null')),
+            hint   = 'Call reclaim_expired again while it returns as many as that.';
+    end if;
     for v_job in
         select job.* from almanac.job
          where job.state = 'running' and job.lease_expires_at <= v_now

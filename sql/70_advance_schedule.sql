@@ -147,9 +147,11 @@ begin
             v_reason := s.pause_reason;
         else
             v_decision := 'fired';
-            -- One tick far behind its time means that nobody ticked: all that is due by now is the backlog.
+            -- One tick far behind its time means that nobody ticked: all that is due by now is the backlog. Unless it
+            -- was to be looked at only now, because the one before it waited for the gate.
             if not v_moved and v_tick is distinct from s.gate_waiting_at
-               and v_now - v_tick > almanac._grace() and coalesce(s.backlog_until < v_tick, true) then
+               and v_now - greatest(v_tick, s.look_at) > almanac._grace()
+               and coalesce(s.backlog_until < v_tick, true) then
                 s.backlog_until := v_now;
                 s.backlog_from := almanac._backlog_from(s, v_now);
             end if;

@@ -18,18 +18,26 @@ $$;
 comment on function almanac._beat(text, text) is 'Refresh the heartbeat of a kind of ticker.';
 
 -- 70 _zone_digest: the offsets of a zone, hour by hour from the start of a day on, as one short text. In seconds: how
--- an interval is written is a setting of the session, and others will compare.
+-- an interval is written is a setting of the session, and others will compare. A zone that has left the zone database
+-- has changed as well: raising here would stop every schedule of every zone.
 -- Calls: _zone.
 create or replace function almanac._zone_digest(timezone text, day date)
     returns text
-    language sql stable set search_path = pg_catalog, pg_temp
+    language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
-    select md5(string_agg(extract(epoch from (h at time zone almanac._zone(_zone_digest.timezone))
-                                             - (h at time zone 'UTC'))::integer::text, ',' order by h))
-      from generate_series(_zone_digest.day::timestamp at time zone 'UTC',
-                           (_zone_digest.day + 400)::timestamp at time zone 'UTC', interval '1 hour') as h;
+begin
+    return (
+        select md5(string_agg(extract(epoch from (h at time zone almanac._zone(_zone_digest.timezone))
+                                                 - (h at time zone 'UTC'))::integer::text, ',' order by h))
+          from generate_series(_zone_digest.day::timestamp at time zone 'UTC',
+                               (_zone_digest.day + 400)::timestamp at time zone 'UTC', interval '1 hour') as h);
+exception
+    when invalid_parameter_value then
+        return 'gone';
+end;
 $$;
-comment on function almanac._zone_digest(text, date) is 'Digest of the offsets of a zone over 400 days.';
+comment on function almanac._zone_digest(text, date) is
+    'Digest of the offsets of a zone over 400 days; gone: there is no such zone.';
 
 -- 70 _watch_zones: zone rules change under a running server. Looks at one zone at a time, each once an hour, and
 -- recomputes what its schedules do next. Nothing is lost: the next tick is the first after the high-water mark.

@@ -45,7 +45,8 @@ with full_queue as materialized (
      where case when queue.max_running is not null
                 then (select count(*) from almanac.job where job.queue = queue.queue and job.state = 'running')
                      >= queue.max_running end
-        or bucket.tokens + queue.rate_limit * extract(epoch from almanac.clock() - bucket.refilled_at)
+        -- As _tokens, which those who look may not call.
+        or bucket.tokens + queue.rate_limit * greatest(extract(epoch from almanac.clock() - bucket.refilled_at), 0)
                            / extract(epoch from queue.rate_interval) < 1)
 select job.queue, job.id as job_id, job.job_type, job.state, job.priority, job.due_at,
        almanac.clock() - job.due_at as lateness, job.attempt, job.max_attempts, job.concurrency_key,

@@ -248,6 +248,14 @@ def test_mixed_batches_on_overlapping_jobs_do_not_deadlock(request, live_jobs, l
 
         return call
 
+    complete = batch("complete_many")
+
+    def chain(mine: Jobs, rng: random.Random) -> None:
+        """As a worker may that ends a batch and claims the next in one transaction."""
+        with mine.conn.transaction():
+            complete(mine, rng)
+            claim(mine, rng)
+
     def single(call: Any) -> Any:
         def calls(mine: Jobs, rng: random.Random) -> None:
             for job in some(rng, 10):
@@ -265,7 +273,8 @@ def test_mixed_batches_on_overlapping_jobs_do_not_deadlock(request, live_jobs, l
         "claim": claim,
         "claim again": claim,
         "extend": batch("extend_leases"),
-        "complete": batch("complete_many"),
+        "complete": complete,
+        "chain": chain,
         "fail": single(lambda mine, job: mine.fail_with_backoff(**held(job), error="x")),
         "die": single(lambda mine, job: mine.fail_with_backoff(**held(job), error="x", permanent=True)),
         "release": single(lambda mine, job: mine.release(**held(job))),

@@ -1,5 +1,6 @@
 """Two or more sessions, interleaved statement by statement. What waits is run in a thread (see tests.jobs.Blocked)."""
 
+import contextlib
 import random
 import threading
 import time
@@ -9,7 +10,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from tests.jobs import Blocked, Jobs, held, refused
+from tests.jobs import Blocked, Jobs, held, littered, refused
 
 MINUTE = timedelta(minutes=1)
 ENDINGS = ["commit", "rollback"]
@@ -492,6 +493,27 @@ def test_a_job_that_somebody_holds_does_not_cost_the_leases_of_the_others(jobs, 
     assert extended().get(second) == (None if gone else 10 * MINUTE)
 
 
+@pytest.mark.parametrize("act", ["claim_due", "claim_due within limits", "claim_job", "extend_lease"])
+def test_a_lease_counts_from_when_it_is_had_not_from_when_it_was_asked_for(jobs, sessions, clock, act):
+    """Somebody builds an index, or else keeps everybody from writing for longer than the lease lasts."""
+    a, b = sessions
+    jobs.put(max_running=7 if "limits" in act else None)
+    job_id = jobs.add()
+    tokens = [job.lease_token for job in (jobs.claim(lease=MINUTE) if act == "extend_lease" else [])]
+    a.sql("begin")
+    a.sql("lock table almanac.job in share mode")
+    calls = {
+        "claim_job": lambda: b.claim_job(queue="q", job_id=job_id, worker="w", lease=MINUTE),
+        "extend_lease": lambda: b.extend_leases(queue="q", job_ids=[job_id], lease_tokens=tokens, lease=MINUTE),
+    }
+    with Blocked(jobs.conn, b.conn, calls.get(act, lambda: b.claim(lease=MINUTE))) as waiting:
+        clock.advance(minutes=2)
+        a.sql("commit")
+    (lease,) = waiting.value()
+    assert lease.lease_expires_at == clock.now() + MINUTE
+    jobs.complete(**held(lease))
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_extend_that_began_in_time_waits_for_a_reclaim_and_is_then_refused(jobs, sessions, clock, ending):
     a, b = sessions
@@ -859,6 +881,34 @@ def test_a_claim_that_waits_for_its_turn_sees_a_grant_that_came_meanwhile(jobs, 
 
 
 # ── parking ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_two_priorities_that_are_new_at_once_are_both_looked_at(jobs, sessions, ending):
+    a, b = sessions
+    jobs.put()
+    a.sql("begin")
+    first = a.add(priority=1, concurrency_key="k")
+    with Blocked(jobs.conn, b.conn, lambda: b.add(priority=2)) as waiting:
+        a.sql(ending)
+    second = waiting.value()
+    assert jobs.claim_ids() == ([second, first] if ending == "commit" else [second])
+
+
+@pytest.mark.parametrize("start", ["from the start", "from where it stopped"])
+def test_a_claim_that_began_before_the_first_key_leaves_keyed_jobs_alone(jobs, sessions, clock, start):
+    a, b = sessions
+    jobs.put()
+    with littered(b) if start == "from where it stopped" else contextlib.nullcontext():
+        a.sql("begin")
+        a.sql("lock table almanac.job in exclusive mode")
+        with Blocked(jobs.conn, b.conn, lambda: b.claim_ids()) as claiming:
+            a.add(concurrency_key="k")
+            a.add(concurrency_key="k")
+            keyless = a.add()
+            a.sql("commit")
+        assert claiming.value() == [keyless]
+    assert len(jobs.claim_ids()) == 1
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

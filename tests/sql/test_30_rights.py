@@ -45,7 +45,8 @@ def acts(jobs: Jobs, caller: Jobs) -> dict[str, list[Any]]:
     """Every way to act on the queue, by the right it needs; each works when allowed."""
     running, waiting, dead = jobs.running(), jobs.add(), jobs.dead()
     other, third, fourth = jobs.running(), jobs.running(), jobs.running()
-    waiting2 = jobs.add()
+    waiting2, waiting3 = jobs.add(), jobs.add()
+    later, later2 = (jobs.add(due_at=jobs.one("select almanac.clock() + interval '1 hour'")) for _ in range(2))
     return {
         "produce": [
             lambda: caller.add(),
@@ -53,6 +54,7 @@ def acts(jobs: Jobs, caller: Jobs) -> dict[str, list[Any]]:
             lambda: caller.cancel(queue="q", job_id=waiting),
             lambda: caller.redrive(queue="q", job_id=dead.job_id),
             lambda: caller.job(queue="q", job_id=running.job_id),
+            lambda: caller.make_due(queue="q", job_id=later),
         ],
         "work": [
             lambda: caller.claim(),
@@ -68,6 +70,7 @@ def acts(jobs: Jobs, caller: Jobs) -> dict[str, list[Any]]:
             lambda: caller.put_job_type(queue="q", job_type="t"),
             lambda: caller.job(queue="q", job_id=running.job_id),
             lambda: caller.count_due(queue="q"),
+            lambda: caller.claim_job(queue="q", job_id=waiting3, worker="w"),
         ],
         "operate": [
             lambda: caller.pause_queue(queue="q"),
@@ -75,12 +78,13 @@ def acts(jobs: Jobs, caller: Jobs) -> dict[str, list[Any]]:
             lambda: caller.cancel(queue="q", job_id=waiting2),
             lambda: caller.job(queue="q", job_id=running.job_id),
             lambda: caller.count_due(queue="q"),
+            lambda: caller.make_due(queue="q", job_id=later2),
         ],
     }  # fmt: skip
 
 
-SHARED = {("produce", 2), ("produce", 3), ("produce", 4), ("work", 10), ("work", 11), ("work", 12),
-          ("operate", 2), ("operate", 3), ("operate", 4)}  # fmt: skip
+SHARED = {("produce", 2), ("produce", 3), ("produce", 4), ("produce", 5), ("work", 10), ("work", 11), ("work", 12),
+          ("operate", 2), ("operate", 3), ("operate", 4), ("operate", 5)}  # fmt: skip
 
 
 def test_a_queue_without_grants_is_open_to_whoever_may_call(jobs, login):
@@ -149,6 +153,17 @@ def test_one_who_makes_the_queue_does_not_lock_out_the_superuser(jobs, roles):
     jobs.put()
     jobs.grant_queue(queue="q", role=roles["team"], may="produce")
     jobs.add()
+
+
+def test_a_restricted_queue_is_set_only_by_those_who_operate_it(jobs, roles):
+    jobs.put()
+    jobs.grant_queue(queue="q", role=roles["team"], may="operate")
+    jobs.sql("set role almanac_admin")
+    with refused("PA004"):
+        jobs.put(max_running=1)
+    jobs.grant_queue(queue="q", role="almanac_admin", may="operate")
+    jobs.put(max_running=1)
+    jobs.sql("reset role")
 
 
 def test_a_revoked_right_is_gone_and_the_queue_stays_closed_until_opened(jobs, login, roles):

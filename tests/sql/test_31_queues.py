@@ -219,6 +219,14 @@ def test_a_job_type_overrides_the_queue_and_the_job_overrides_the_type(jobs, clo
     ]
     retried = [jobs.fail_with_backoff(**held(c), error="x")[0].due_at - clock.now() for c in (other, typed, own)]
     assert retried == [timedelta(seconds=seconds) for seconds in (10, 20, 30)]
+    jobs.enqueue_many(queue="q", job_type="t", payloads=[{}])
+    (many,) = jobs.claim()
+    jobs.enqueue_many(queue="q", job_type="t", payloads=[{}], max_attempts=4)
+    (own,) = jobs.claim()
+    (one,) = jobs.claim_job(queue="q", job_id=jobs.add(), worker="w")
+    assert [c.max_attempts for c in (many, own, one)] == [3, 4, 3]
+    assert {c.lease_expires_at - clock.now() for c in (many, own, one)} == {timedelta(minutes=2)}
+    assert jobs.fail_with_backoff(**held(many), error="x")[0].due_at - clock.now() == timedelta(seconds=20)
 
 
 def test_declaring_the_same_type_again_changes_and_logs_nothing(jobs, clock):
@@ -315,9 +323,10 @@ def test_history_of_a_queue_that_was_dropped_is_read_and_goes_when_its_time_has_
     assert jobs.one("select count(*) from almanac.attempt") == 0
 
 
-def test_a_job_of_a_queue_that_was_dropped_can_be_brought_back_once_there_is_one(jobs):
+@pytest.mark.parametrize("arguments", [{}, {"priority": 7}, {"concurrency_key": "k"}], ids=str)
+def test_a_job_of_a_queue_that_was_dropped_can_be_brought_back_once_there_is_one(jobs, arguments):
     jobs.put()
-    dead = jobs.dead()
+    dead = jobs.dead(**arguments)
     jobs.drop_queue(queue="q")
     with refused("PA001"):
         jobs.redrive(queue="q", job_id=dead.job_id)

@@ -110,6 +110,7 @@ def test_a_payload_that_a_table_holds_compressed_is_measured_in_full(jobs, own_d
     [
         {"due_at": "infinity"}, {"due_at": "-infinity"}, {"priority": None}, {"priority": 32768}, {"priority": -32769},
         {"dedup_key": "k", "dedup_for": "0"}, {"dedup_key": "k", "dedup_for": "-1 s"}, {"max_attempts": 0},
+        {"dedup_key": "k", "dedup_for": "300000 years"},
         {"max_attempts": -1}, {"max_attempts": 2**31 - 1}, {"base_delay": "-1 s"}, {"max_delay": "4000 days"},
         {"dedup_key": ""}, {"dedup_key": " "}, {"dedup_key": "x" * 401}, {"concurrency_key": ""},
         {"concurrency_key": "x" * 201}, {"dedup_for": "1 hour"},
@@ -185,6 +186,18 @@ def test_many_take_an_array_of_any_shape(jobs):
     made = jobs.sql(f"select * from almanac.enqueue_many('q', 't', {payloads}, dedup_keys => '{{a,b,c,a}}')")
     assert [job.created for job in made] == [True, True, True, False]
     assert [jobs.row(job.job_id).payload["n"] for job in made] == [1, 2, 3, 1]
+    keys = "concurrency_keys => '{{null,k},{k,null}}', idempotency_keys => '{{i,null},{null,null}}'"
+    made = jobs.sql(f"select * from almanac.enqueue_many('q', 't', {payloads}, {keys})")
+    rows = [jobs.row(job.job_id) for job in made]
+    assert [(row.payload["n"], row.concurrency_key) for row in rows] == [(1, None), (2, "k"), (3, "k"), (4, None)]
+    assert rows[0].idempotency_key == "i"
+    assert len(jobs.claim(batch_size=10)) == 6, "one of the two with a key"
+
+
+def test_only_keys_that_are_given_make_a_queue_keyed(jobs):
+    jobs.put()
+    jobs.enqueue_many(queue="q", job_type="t", payloads=[{}, {}], concurrency_keys=[None, None])
+    assert jobs.one("select keyed_at from almanac.queue where queue = 'q'") is None
 
 
 def test_many_of_nothing_is_nothing(jobs):
@@ -364,6 +377,17 @@ def test_a_sleeper_is_woken_when_a_job_becomes_due_and_nothing_is_sent_when_nobo
     jobs.wake(queue="q", worker="w")
     jobs.add()
     assert notified(listener) == []
+
+
+def test_a_sleeper_is_woken_when_a_queue_is_resumed(jobs, connect, clock):
+    jobs.put()
+    jobs.add()
+    jobs.pause_queue(queue="q")
+    listener = connect()
+    listener.execute("listen almanac")
+    assert jobs.doze(queue="q", worker="w", at_most="1 hour")[0].doze is None
+    jobs.resume_queue(queue="q")
+    assert notified(listener) == ["q"]
 
 
 @pytest.mark.parametrize("ending", ["completed", "retrying", "dead", "lost", "cancelled", "released"])

@@ -87,6 +87,44 @@ def test_a_tick_that_was_due_when_the_rule_changed_is_not_lost(jobs, noon):
     assert overview(jobs).next_due_at == datetime(2026, 3, 11, tzinfo=UTC)
 
 
+def resume(jobs):
+    jobs.sql("select almanac.resume_schedule('daily')")
+
+
+@pytest.mark.parametrize(
+    "acts",
+    [
+        (lambda jobs: put(jobs, cron="30 * * * *"), resume),
+        (resume, lambda jobs: put(jobs, cron="0 * * * *", payload='{"a": 1}')),
+    ],
+    ids=["rule", "payload"],
+)
+def test_a_tick_that_fell_into_a_pause_is_not_fired_by_a_change(jobs, noon, acts):
+    put(jobs, cron="0 * * * *")
+    jobs.sql("select almanac.pause_schedule('daily')")
+    noon.advance(hours=2)
+    for act in acts:
+        act(jobs)
+    jobs.tick()
+    ticks = jobs.sql("select tick_at, decision from almanac.tick order by tick_at")
+    assert [(tick.tick_at.hour, tick.decision) for tick in ticks] == [(13, "skipped_paused"), (14, "skipped_paused")]
+
+
+def test_a_schedule_that_has_fired_as_often_as_a_change_allows_is_finished(jobs, noon):
+    put(jobs, cron="* * * * *")
+    for _ in range(2):
+        noon.advance(minutes=1)
+        jobs.tick()
+    assert put(jobs, cron="* * * * *", max_fires=2).next_due_at is None
+    noon.advance(minutes=1)
+    jobs.tick()
+    assert (overview(jobs).status, overview(jobs).fires) == ("finished", 2)
+    put(jobs, cron="* * * * *", max_fires=3)
+    noon.advance(minutes=1)
+    jobs.tick()
+    assert overview(jobs).fires == 3
+
+
 def test_revisions_say_who_and_what_and_can_be_reverted_to(jobs, noon):
     put(jobs, cron="0 9 * * *")
     put(jobs, cron="0 10 * * *")
@@ -101,6 +139,15 @@ def test_revisions_say_who_and_what_and_can_be_reverted_to(jobs, noon):
     assert overview(jobs).next_due_at == datetime(2026, 3, 11, 9, tzinfo=UTC)
     with refused("PA012"):
         jobs.revert_schedule(name="daily", revision=9)
+
+
+@pytest.mark.parametrize("queue", [None, "default"])
+def test_a_dry_run_of_going_back_says_whether_anything_would_change(jobs, noon, queue):
+    put(jobs)
+    put(jobs, cron="0 10 * * *")
+    for revision, changes in ((1, True), (2, False)):
+        (row,) = jobs.revert_schedule(name="daily", revision=revision, queue=queue, dry_run=True)
+        assert (row.changed, row.next_due_at) == (changes, datetime(2026, 3, 11, 10, tzinfo=UTC))
 
 
 def test_a_dropped_schedule_comes_back_by_its_revision(jobs, noon):
@@ -132,6 +179,18 @@ def test_a_schedule_that_has_run_once_is_not_run_again_by_a_change_after_its_led
     assert jobs.one("select count(*) from almanac.tick") == 0
     again = noon.now() + timedelta(hours=1)
     assert put(jobs, cron=None, at=again).next_due_at == again, "another time is another run"
+
+
+@pytest.mark.parametrize("moved_to", ["2026-03-10 14:00+00", "2026-03-10 22:00+00"])
+def test_a_schedule_that_runs_once_stays_moved_when_it_is_changed(jobs, noon, moved_to):
+    put(jobs, cron=None, at="2026-03-10 18:00+00")
+    jobs.reschedule(name="daily", at=moved_to)
+    put(jobs, cron=None, at="2026-03-10 18:00+00", ends_at="2026-04-01 00:00+00")
+    noon.freeze("2026-03-10 23:00+00")
+    jobs.tick()
+    jobs.tick()
+    (tick,) = jobs.sql("select tick_at from almanac.tick where decision = 'fired'")
+    assert tick.tick_at == datetime.fromisoformat(moved_to)
 
 
 def test_a_schedule_may_run_once(jobs, noon):

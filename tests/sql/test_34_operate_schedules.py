@@ -105,6 +105,21 @@ def test_resume_with_catch_up_follows_the_policy(jobs, now, options, made_up, ti
     assert jobs.one("select count(*) from almanac.job") == len(made_up)
 
 
+def test_a_pause_after_one_that_ended_by_itself_is_another(jobs, now):
+    put(jobs, cron="0 12 * * *", catch_up="all")
+    jobs.pause_schedule(name="daily", until="2026-03-12 00:00+00")
+    now.freeze("2026-03-11 12:00:01+00")
+    drain(jobs)
+    now.freeze("2026-03-12 11:00:00+00")
+    jobs.pause_schedule(name="daily")
+    assert overview(jobs).paused_at == now.now()
+    now.freeze("2026-03-12 12:00:01+00")
+    drain(jobs)
+    (resumed,) = jobs.resume_schedule(name="daily", catch_up=True)
+    assert resumed.ticks == 1
+    assert at(jobs, "backfilled") == [datetime(2026, 3, 12, 12, tzinfo=UTC)]
+
+
 def test_a_pause_waits_for_a_tick_that_is_being_decided(jobs, now, session):
     put(jobs, cron=MINUTELY)
     now.advance(minutes=1)
@@ -169,6 +184,38 @@ def test_reschedule_into_the_past_fires_at_once(jobs, now):
         jobs.reschedule(name="daily", at="2026-03-09 03:00+00")
     with refused("22023"):
         jobs.reschedule(name="daily", at="infinity")
+
+
+@pytest.mark.parametrize(
+    "act, decision",
+    [
+        (lambda jobs: put(jobs, cron="30 * * * *"), "coalesced"),
+        (lambda jobs: jobs.drop_schedule(name="daily"), "skipped_catchup"),
+    ],
+    ids=["change", "drop"],
+)
+def test_ticks_before_one_that_was_moved_are_written_down_though_it_never_comes(jobs, now, act, decision):
+    put(jobs, cron="0 * * * *")
+    jobs.reschedule(name="daily", at="2026-03-10 18:45+00")
+    now.freeze("2026-03-10 15:05+00")
+    assert drain(jobs) == (0, 0)
+    act(jobs)
+    assert at(jobs, decision) == [datetime(2026, 3, 10, hour, tzinfo=UTC) for hour in (13, 14, 15)]
+    now.freeze("2026-03-10 15:31+00")
+    drain(jobs)
+    assert len(at(jobs, "fired")) == (decision == "coalesced"), "the new rule goes on at once"
+
+
+def test_a_tick_that_was_due_and_is_moved_once_more_is_written_down(jobs, now):
+    put(jobs, cron="0 * * * *")
+    now.freeze("2026-03-10 13:00:01+00")
+    put(jobs, cron="30 * * * *")
+    jobs.reschedule(name="daily", at="2026-03-10 13:15+00")
+    jobs.reschedule(name="daily", at="2026-03-10 13:20+00")
+    now.freeze("2026-03-10 13:20:01+00")
+    drain(jobs)
+    assert at(jobs, "coalesced") == [datetime(2026, 3, 10, 13, tzinfo=UTC)]
+    assert at(jobs, "fired") == [datetime(2026, 3, 10, 13, 20, tzinfo=UTC)]
 
 
 @pytest.mark.parametrize(
@@ -412,3 +459,31 @@ def test_every_moment_can_be_explained(jobs, now):
     assert "was dropped at" in explain(jobs, "2026-03-10 12:15:00+00").explanation
     with refused("PA006"):
         explain(jobs, "2026-03-10 12:15:00+00", "nonesuch")
+
+
+def test_what_will_not_be_decided_is_not_said_to_wait_for_a_tick(jobs, now):
+    put(jobs, cron=MINUTELY, max_fires=1)
+    put(jobs, "moved", cron=MINUTELY)
+    jobs.reschedule(name="moved", at="2026-03-10 15:05+00")
+    now.advance(minutes=5)
+    drain(jobs)
+    assert "has fired 1 times and is finished" in explain(jobs, "2026-03-10 12:06:00+00").explanation
+    now.advance(minutes=5)
+    assert "has fired 1 times and is finished" in explain(jobs, "2026-03-10 12:06:00+00").explanation
+    assert "moved to 2026-03-10 15:05" in explain(jobs, "2026-03-10 12:06:00+00", "moved").explanation
+
+
+@pytest.mark.parametrize("damage", ["timezone = 'Mars/Phobos'", "rule = null", "rule.month_mask = 0"])
+def test_a_schedule_that_cannot_be_evaluated_can_be_explained(jobs, now, damage):
+    put(jobs, cron=MINUTELY)
+    now.advance(minutes=1)
+    drain(jobs)
+    jobs.sql(f"update almanac.schedule set {damage}")
+    now.advance(minutes=1)
+    drain(jobs)
+    error = overview(jobs).error
+    before, fired, missed = minutes(-1, 1) + minutes(1, 2)
+    for moment in (before, missed, *minutes(9, 1)):
+        row = explain(jobs, moment)
+        assert (row.is_tick, error in row.explanation) == (None, True), row.explanation
+    assert "It fired as job" in explain(jobs, fired).explanation

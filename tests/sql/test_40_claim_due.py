@@ -87,6 +87,23 @@ def test_what_becomes_claimable_between_claims_takes_its_place_in_the_line(live_
     assert jobs.claim_ids() == [waiting[4], waiting[2]]
 
 
+@pytest.mark.parametrize("how", ["enqueue", "enqueue_many", "a new priority"])
+def test_what_is_enqueued_behind_a_session_is_claimed_next(jobs, clock, worked, how):
+    """Each by itself: a claim that finds it may find so little in the way that the session forgets its position."""
+    jobs.put()
+    worked(jobs)
+    waiting = [jobs.add() for _ in range(3)]
+    assert jobs.claim_ids(batch_size=1) == waiting[:1]
+    past = clock.now() - timedelta(hours=1)
+    if how == "a new priority":
+        late = jobs.add(priority=1)
+    elif how == "enqueue_many":
+        late = jobs.enqueue_many(queue="q", job_type="t", payloads=[{}], due_at=past)[0].job_id
+    else:
+        late = jobs.add(due_at=past)
+    assert jobs.claim_ids(batch_size=1) == [late]
+
+
 def test_what_becomes_claimable_at_the_same_instant_takes_its_place(jobs, clock, worked):
     jobs.put(base_delay="0")
     worked(jobs)
@@ -303,7 +320,8 @@ def test_idempotency_key_stays_and_attempt_key_changes(jobs, clock):
     jobs.fail_with_backoff(**held(first), error="x")
     clock.advance(hours=1)
     second = jobs.claim_one()
-    assert first.idempotency_key == second.idempotency_key == f"job:q:{first.job_id}"
+    made = int(first.created_at.timestamp()) * 1_000_000 + first.created_at.microsecond
+    assert first.idempotency_key == second.idempotency_key == f"job:q:{first.job_id}:{made:x}"
     assert first.attempt_key != second.attempt_key
     assert jobs.find(first.job_id).idempotency_key == first.idempotency_key
 
@@ -564,6 +582,15 @@ def test_more_per_key_sets_parked_jobs_free_and_fewer_holds_back(jobs):
     assert jobs.claim(batch_size=10) == []
     jobs.complete(**held(claimed[1]))
     assert jobs.claim_ids(batch_size=10) == [ids[3]]
+
+
+def test_a_batch_that_ends_frees_as_many_places_of_a_key_as_it_had(jobs):
+    jobs.put(max_running_per_key=2)
+    ids = [jobs.add(concurrency_key="k") for _ in range(5)]
+    claimed = jobs.claim(batch_size=10)
+    assert [c.job_id for c in claimed] == ids[:2]
+    jobs.complete_many(queue="q", job_ids=ids[:2], lease_tokens=[c.lease_token for c in claimed])
+    assert jobs.claim_ids(batch_size=10) == ids[2:4]
 
 
 def test_keys_of_queues_do_not_meet(jobs):

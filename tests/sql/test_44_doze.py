@@ -39,6 +39,37 @@ def test_workers_have_marks_of_their_own(jobs, clock):
     assert doze(jobs, "two") > first
 
 
+def next_due(jobs, *types):
+    return jobs.doze(queue="q", worker="w", at_most=NAP, job_types=list(types) or None)[0].doze
+
+
+def test_the_next_job_is_the_next_one_of_the_types_asked_for(jobs, clock):
+    """A worker that were told of a job it has no handler for would sleep too short, or too long for its own."""
+    jobs.put()
+    soon, later = clock.now() + timedelta(seconds=1), clock.now() + timedelta(seconds=3)
+    jobs.add(job_type="of others")
+    jobs.add(job_type="mine", due_at=later)
+    jobs.add(job_type="mine too", due_at=soon, priority=-5)
+    assert next_due(jobs) == clock.now()
+    assert next_due(jobs, "mine") == later
+    assert next_due(jobs, "mine", "mine too") == soon
+    assert next_due(jobs, "nobody's") is None
+
+
+def test_behind_much_of_other_types_the_worker_looks_when_that_is_due(jobs, clock):
+    jobs.put()
+    soon, last = clock.now() + timedelta(seconds=1), clock.now() + timedelta(seconds=2)
+    jobs.enqueue_many(queue="q", job_type="of others", payloads=[{}] * 999, due_at=soon)
+    jobs.add(job_type="of others", due_at=last)
+    jobs.enqueue_many(queue="q", job_type="of others", payloads=[{}] * 3000, due_at=last + NAP)
+    jobs.add(job_type="mine", due_at=last + 2 * NAP)
+    jobs.sql("analyze almanac.job")
+    for _ in range(8):  # by then the plan is a generic one
+        assert entries_read(jobs, lambda: next_due(jobs, "mine")) <= 2010
+        assert entries_read(jobs, lambda: next_due(jobs, "of others")) <= 10
+    assert next_due(jobs, "mine") == last
+
+
 def due(jobs, queue="q"):
     return jobs.count_due(queue=queue)[0].count_due
 
@@ -93,4 +124,12 @@ def test_null_is_refused_with_what_to_do_instead(jobs, call):
     jobs.put()
     with refused("22004") as error:
         jobs.sql("select almanac." + call)
+    assert error.value.diag.message_hint
+
+
+@pytest.mark.parametrize("at_most", ["-1 s", "31 days", "300000 years"])
+def test_a_sleep_of_impossible_length_is_refused(jobs, at_most):
+    jobs.put()
+    with refused("22023") as error:
+        jobs.doze(queue="q", worker="w", at_most=at_most)
     assert error.value.diag.message_hint

@@ -89,6 +89,26 @@ def test_one_that_waits_for_its_turn_sees_what_came_meanwhile(jobs, session, cha
         waiting.value()
 
 
+def test_one_who_ends_a_job_and_waits_for_the_next_does_not_wait_in_a_circle(jobs, session):
+    """Whoever claims one job by its id has the turn; whoever ends that job and then claims waits for the turn."""
+    a, b = session(), session()
+    jobs.put(max_running=5)
+    first = jobs.running()
+    second = jobs.add()
+    a.sql("begin")
+    a.complete(**held(first))
+    b.sql("begin")
+    b.sql("set local deadlock_timeout = '60 s'")
+    b.sql("select almanac._take_turn('q')")
+    with Blocked(jobs.conn, a.conn, lambda: a.claim_ids()) as waiting:
+        with refused("PA003") as said:
+            claim(b, first.job_id)
+        assert "just being changed" in said.value.diag.message_primary
+        b.sql("rollback")
+    assert waiting.value() == [second]
+    a.sql("commit")
+
+
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_limits_are_refused_where_they_cannot_be_kept(jobs, level):
     jobs.put(max_running=1)

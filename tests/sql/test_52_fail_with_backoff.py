@@ -77,6 +77,26 @@ def test_delays_stop_at_the_cap_and_jitter_adds_up_to_its_fraction(jobs, clock):
     assert max(delays[0]) - min(delays[0]) > 2
 
 
+def test_delays_of_a_type_override_those_of_the_queue_and_those_of_a_job_both(jobs, clock):
+    jobs.put(base_delay="1 s", max_delay="1 s", jitter=1)
+    jobs.put_job_type(queue="q", job_type="typed", base_delay="10 s", max_delay="20 s", jitter=0)
+    given = {"base_delay": "100 s", "max_delay": "150 s"}
+
+    def delays(**arguments):
+        job = jobs.running(**arguments)
+        for _ in range(2):
+            due_at = jobs.fail_with_backoff(**held(job), error="x")[0].due_at
+            yield (due_at - clock.now()).total_seconds()
+            clock.freeze(due_at)
+            job = jobs.claim_one()
+        jobs.complete(**held(job))
+
+    assert list(delays(job_type="typed")) == [10, 20], "and no jitter"
+    assert list(delays(job_type="typed", **given)) == [100, 150]
+    assert all(100 <= delay <= 300 for delay in delays(**given))
+    assert all(1 <= delay <= 2 for delay in delays())
+
+
 @pytest.mark.parametrize(
     ("base", "cap"),
     [

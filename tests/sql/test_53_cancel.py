@@ -62,16 +62,18 @@ def test_a_running_job_is_cancelled_when_the_worker_lets_go(jobs, clock, ending)
     assert jobs.claim() == []
 
 
-def test_asking_twice_keeps_the_first_reason_and_time(jobs, clock):
+def test_asking_twice_keeps_the_first_who_and_why_and_when(jobs, clock):
     jobs.put()
     job = jobs.running()
+    jobs.sql("set role almanac_operator")
     jobs.cancel(queue="q", job_id=job.job_id, reason="first")
+    jobs.sql("reset role")
     asked_at = clock.now()
     clock.advance(minutes=1)
     assert jobs.cancel(queue="q", job_id=job.job_id, reason="second")[0].cancel == "running"
     assert jobs.find(job.job_id).cancel_requested_at == asked_at
     jobs.release(**held(job))
-    assert jobs.one("select end_reason from almanac.job_history") == "first"
+    assert jobs.one("select ended_by, end_reason from almanac.job_history") == ("almanac_operator", "first")
 
 
 def test_cancelling_what_is_cancelled_is_success(jobs):

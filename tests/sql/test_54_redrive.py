@@ -118,6 +118,31 @@ def test_the_last_life_is_shown_though_the_clock_was_set_back_after_the_first(jo
     assert jobs.cancel(queue="q", job_id=dead.job_id)[0].cancel == "cancelled"
 
 
+def test_lives_that_end_at_one_instant_are_all_kept(jobs, clock):
+    jobs.put()
+    dead = jobs.dead()
+    for _ in range(3):
+        jobs.redrive(queue="q", job_id=dead.job_id)
+        again = jobs.claim_one()
+        jobs.fail_with_backoff(**held(again), error="no", permanent=True)
+    jobs.redrive(queue="q", job_id=dead.job_id)
+    jobs.complete(**held(jobs.claim_one()))
+    assert jobs.state(dead.job_id) == "completed"
+    lives = jobs.sql("select state, redriven_at from almanac.job_history order by redriven_at is null, finished_at")
+    assert [life.state for life in lives] == ["dead"] * 4 + ["completed"]
+    assert [life.redriven_at is None for life in lives] == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize("choice", [{"job_type": "another"}, {"error_like": "another%"}])
+def test_a_dead_job_that_does_not_match_is_said_not_to_match(jobs, choice):
+    jobs.put()
+    dead = jobs.dead()
+    with refused("PA003") as said:
+        jobs.redrive(queue="q", job_id=dead.job_id, **choice)
+    assert "does not match" in said.value.diag.message_primary
+    assert jobs.state(dead.job_id) == "dead"
+
+
 def test_a_redriven_job_keeps_the_window_it_had(jobs, clock):
     jobs.put()
     dead = jobs.dead(dedup_key="k", dedup_for="1 hour")

@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from tests.jobs import held, refused
 
 MINUTE = timedelta(minutes=1)
@@ -14,6 +16,7 @@ def reclaim(jobs, **arguments):
 def test_a_lost_attempt_is_retried_after_the_backoff(jobs, clock):
     jobs.put()
     job = jobs.running(lease=5 * MINUTE)
+    claimed_at = clock.now()
     clock.advance(minutes=5, microseconds=-1)
     assert reclaim(jobs) == 0
     clock.advance(microseconds=1)
@@ -23,7 +26,8 @@ def test_a_lost_attempt_is_retried_after_the_backoff(jobs, clock):
     assert (found.state, found.attempt, found.due_at) == ("retrying", 1, clock.now() + MINUTE)
     assert found.leased_by is None
     log = jobs.one("select * from almanac.attempt_log")
-    assert (log.attempt, log.outcome, log.worker, log.finished_at) == (1, "lost", "w", clock.now())
+    assert (log.attempt, log.outcome, log.worker) == (1, "lost", "w")
+    assert (log.claimed_at, log.finished_at) == (claimed_at, clock.now())
     assert "w" in log.error
     for call in (jobs.complete, jobs.release, jobs.extend_lease):
         with refused("PA002"):
@@ -54,6 +58,12 @@ def test_batches_are_bounded_and_can_be_limited_to_a_queue(jobs, clock):
     assert reclaim(jobs, batch_size=3) == 3
     assert reclaim(jobs) == 2
     assert reclaim(jobs, queue="unknown") == 0
+
+
+@pytest.mark.parametrize("batch_size", [-1, 0, 100_001, None])
+def test_a_batch_of_impossible_size_is_refused(jobs, batch_size):
+    with refused("22023"):
+        reclaim(jobs, batch_size=batch_size)
 
 
 def test_what_is_locked_by_somebody_else_is_left_for_next_time(jobs, session, clock):

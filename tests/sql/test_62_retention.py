@@ -55,17 +55,20 @@ def test_a_queue_with_much_to_drop_does_not_keep_the_others_from_it(jobs, clock)
 def test_attempts_and_the_ledger_go_with_history(jobs, clock):
     jobs.put("short", retention=timedelta(hours=1))
     jobs.put("long", retention=timedelta(days=10))
-    job = jobs.running("short")
-    jobs.fail_with_backoff(**held(job), error="no", permanent=True)
-    jobs.put_schedule(queue="short", name="s", cron="@every 1m", job_type="t")
+    job, kept = jobs.dead("short"), jobs.dead("long")
+    for queue in ("short", "long"):
+        jobs.put_schedule(queue=queue, name=queue, cron="@every 1m", job_type="t")
     clock.advance(minutes=1)
     jobs.tick()
     clock.advance(hours=2)
-    # Its next ticks are not what this is about.
-    jobs.pause_schedule(name="s", reason="enough")
+    # Their next ticks are not what this is about.
+    for queue in ("short", "long"):
+        jobs.pause_schedule(name=queue, reason="enough")
     report = prune(jobs)
     assert (report["history"], report["attempts"], report["ticks"]) == (1, 1, 1)
-    assert jobs.one("select count(*) from almanac.attempt_log where job_id = %s", job.job_id) == 0
+    assert jobs.attempts(job.job_id) == []
+    assert jobs.attempts(kept.job_id) == [(1, "failed")]
+    assert jobs.sql("select queue from almanac.tick_log") == [("long",)]
 
 
 def test_what_was_finished_on_a_day_that_never_got_a_partition_goes_when_its_time_has_come(jobs, own_database, clock):

@@ -180,6 +180,39 @@ def test_pace_spreads_what_is_made_up(jobs, now):
     assert (on_time.due_at, on_time.caught_up) == (minutes(DAY + 1, 1)[0], False)
 
 
+def test_pace_begins_anew_with_each_downtime(jobs, now):
+    put(jobs, cron=MINUTELY, catch_up="all", pace=6)
+    for _ in range(2):
+        now.advance(hours=1)
+        drain(jobs)
+        dues = [row.due_at for row in jobs.sql("select due_at from almanac.job order by id desc limit 60")]
+        assert (min(dues), max(dues)) == (now.now(), now.now() + 59 * timedelta(seconds=10))
+
+
+def test_a_change_while_a_backlog_is_worked_off_leaves_backlog_and_pace_as_they_are(jobs, now):
+    put(jobs, cron=MINUTELY)
+    put(jobs, "paced", cron=MINUTELY, catch_up="all", pace=6)
+    now.advance(hours=1)
+    drain(jobs)
+    last = jobs.one("select max(due_at) from almanac.job where schedule = 'paced'")
+    put(jobs, "paced", cron=MINUTELY, catch_up="all", pace=6, payload='{"a": 1}')
+    now.advance(minutes=5)
+    jobs.advance_schedule(queue="default", name="paced")
+    dues = jobs.one("select array_agg(due_at order by due_at) from almanac.job where schedule = 'paced'")
+    assert dues[60:] == [last + n * timedelta(seconds=10) for n in range(1, 6)]
+    jobs.tick(batch_size=3)
+    put(jobs, cron=MINUTELY, payload='{"a": 1}')
+    drain(jobs)
+    assert at(jobs, "fired") == minutes(60, 1) + minutes(65, 1), "of the last two minutes, too, only the latest"
+
+
+def test_the_latest_of_a_downtime_is_the_last_one_before_the_end(jobs, now):
+    put(jobs, cron=MINUTELY, ends_at="2026-03-10 12:10+00")
+    now.advance(hours=1)
+    drain(jobs)
+    assert (at(jobs, "coalesced"), at(jobs, "fired")) == (minutes(1, 9), minutes(10, 1))
+
+
 @pytest.mark.parametrize("catch_up", ["none", "latest", "all"])
 def test_a_tick_late_by_the_tick_interval_is_no_downtime(jobs, now, catch_up):
     put(jobs, cron=MINUTELY, catch_up=catch_up)
@@ -404,6 +437,84 @@ def test_a_tick_that_has_its_job_already_cancels_none(jobs, now, ticker):
     assert decisions(jobs) == {"backfilled": 2, "fired": 1}
 
 
+# ── one by one ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def overdue_in_a_pause(jobs, now, name):
+    jobs.pause_schedule(name=name)
+    now.advance(seconds=31)
+    jobs.resume_schedule(name=name)
+    now.advance(seconds=-31)
+
+
+@pytest.mark.parametrize(
+    "options, act",
+    [
+        ({}, None),
+        ({"timezone": "Europe/Berlin", "jitter": "10 seconds", "priority": 3, "max_attempts": 2}, None),
+        ({}, lambda jobs, now, name: jobs.pause_schedule(name=name, reason="lunch")),
+        ({}, lambda jobs, now, name: jobs.pause_schedule(name=name, until="2026-03-10 12:02:30+00")),
+        ({}, overdue_in_a_pause),
+        ({"max_fires": 2}, None),
+        ({"ends_at": "2026-03-10 12:02+00"}, None),
+        ({"cron": None, "at": "2026-03-10 12:02+00"}, None),
+        ({}, lambda jobs, now, name: jobs.reschedule(name=name, at="2026-03-10 12:02:20+00")),
+        ({}, lambda jobs, now, name: jobs.reschedule(name=name, at="2026-03-10 11:20+00")),
+        ({"overlap": "skip"}, None),
+        ({"max_running": 2}, None),
+        ({"overlap": "queue_one"}, None),
+        ({"overlap": "cancel_running"}, None),
+        ({"after_schedule": "extract", "within": "1 hour"}, None),
+        ({"after_schedule": "extract", "within": "1 hour", "gate_wait": "90 seconds"}, None),
+        # The end of a backlog of which the rest is decided.
+        (
+            {"catch_up": "all", "max_runs": 1},
+            lambda jobs, now, name: jobs.sql(
+                "update almanac.schedule set backlog_until = '2026-03-10 12:02:30+00', "
+                "backlog_from = '2026-03-10 12:02+00' where name = %s", name
+            ),
+        ),
+        ({}, lambda jobs, now, name: now.advance(minutes=5)),
+    ],
+    ids=[
+        "usual", "options", "paused", "pause that ends", "overdue in a pause", "max_fires", "ends_at", "once",
+        "moved to later", "moved to earlier", "skip", "max_running", "queue_one", "cancel_running", "gate",
+        "waits at a gate", "end of a backlog", "downtime",
+    ],
+)  # fmt: skip
+def test_a_schedule_advanced_by_itself_is_decided_as_with_all_the_others(jobs, now, options, act):
+    names = "alone", "with others"
+    for name in names:
+        put(jobs, name, **({"cron": MINUTELY} | options))
+    for name in names:
+        if act is not None:
+            act(jobs, now, name)
+    for _ in range(4):
+        now.advance(minutes=1)
+        jobs.advance_schedule(queue="default", name="alone")
+        jobs.tick()
+    told = [
+        (
+            jobs.sql(
+                "select tick_at, decision, reason, caught_up, decided_at, lateness, job_id is not null "
+                "from almanac.tick where schedule = %s order by tick_at", name
+            ),
+            jobs.sql(
+                "select tick_at, due_at - tick_at between '0' and '10 seconds', priority, max_attempts, caught_up, "
+                "job_type, replace(idempotency_key, %s, '') from almanac.job where schedule = %s order by tick_at",
+                name, name
+            ),
+            jobs.one(
+                "select next_due_at, look_at, decided_until, decided_local, moved_to, gate_waiting_at, backlog_until, "
+                "skip_until, fires, paused_at, paused_until, error from almanac.schedule where name = %s", name
+            ),
+        )
+        for name in names
+    ]  # fmt: skip
+    assert told[0] == told[1]
+    assert told[0][0]
+
+
 # ── gates ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -417,10 +528,16 @@ def test_a_closed_gate_skips_and_an_open_one_lets_through(jobs, now):
     now.advance(minutes=1)
     drain(jobs)
     assert decisions(jobs, "load") == {"skipped_gate": 2}, "it runs, but has not succeeded"
+    (job,) = jobs.claim("default")
+    jobs.fail_with_backoff(**held(job), error="no", permanent=True)
+    now.advance(minutes=1)
+    drain(jobs)
+    assert decisions(jobs, "load") == {"skipped_gate": 3}, "it is dead"
+    jobs.trigger_schedule(name="extract")
     finish(jobs, "extract")
     now.advance(minutes=1)
     drain(jobs)
-    assert decisions(jobs, "load") == {"fired": 1, "skipped_gate": 2}
+    assert decisions(jobs, "load") == {"fired": 1, "skipped_gate": 3}
     now.advance(minutes=5)
     drain(jobs)
     assert decisions(jobs, "load")["fired"] == 1
@@ -453,6 +570,49 @@ def test_a_tick_waits_at_a_gate_for_so_long(jobs, now):
         == "skipped_gate"
     )
     assert overview(jobs, "load").status == "active"
+
+
+@pytest.mark.parametrize("catch_up", ["none", "latest", "all"])
+def test_ticks_behind_one_that_waits_at_a_gate_wait_with_it(jobs, now, catch_up):
+    put(jobs, "extract", cron="0 0 * * *")
+    gate = {"after_schedule": "extract", "within": "2 hours", "gate_wait": "12 minutes"}
+    put(jobs, "load", cron="*/5 * * * *", catch_up=catch_up, **gate)
+    now.freeze("2026-03-10 12:04:00+00")
+    for _ in range(18):
+        now.advance(minutes=1)
+        drain(jobs)
+    assert at(jobs, "skipped_gate", "load") == minutes(5, 1) + minutes(10, 1), "each of them for as long"
+    jobs.trigger_schedule(name="extract")
+    finish(jobs, "extract")
+    now.advance(seconds=5)
+    drain(jobs)
+    assert at(jobs, "fired", "load") == minutes(15, 1) + minutes(20, 1)
+    assert jobs.sql("select from almanac.tick where caught_up") == [], "nobody was away"
+
+
+@pytest.mark.parametrize(
+    "change", [{"payload": '{"a": 1}'}, {"cron": "10 * * * *"}, None], ids=["payload", "rule", "no gate any more"]
+)
+def test_a_tick_that_waits_at_a_gate_is_not_missed_when_the_definition_changes(jobs, now, change):
+    gate = {"after_schedule": "extract", "within": "2 hours", "gate_wait": "30 minutes"}
+    definition = {"cron": "5 * * * *", "catch_up": "none"}
+    put(jobs, "load", **definition, **gate)
+    for _ in range(20):
+        now.advance(minutes=1)
+        drain(jobs)
+    assert overview(jobs, "load").status == "waiting for its gate"
+    if change is None:
+        put(jobs, "load", **definition)
+    else:
+        put(jobs, "load", **(definition | gate | change))
+        drain(jobs)
+        assert decisions(jobs, "load") == {}
+        put(jobs, "extract", cron="0 0 * * *")
+        jobs.trigger_schedule(name="extract")
+        finish(jobs, "extract")
+        now.advance(seconds=5)
+    drain(jobs)
+    assert at(jobs, "fired", "load") == minutes(5, 1)
 
 
 # ── trouble ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -37,6 +37,16 @@ def test_the_report_says_what_was_done_and_whether_there_is_more(jobs, now):
         jobs.tick(batch_size=0)
 
 
+def test_what_comes_due_at_present_does_not_wait_for_the_backlogs_of_others(jobs, now):
+    for n in range(20):
+        put(jobs, f"late {n}", cron=MINUTELY, catch_up="all")
+    put(jobs, "daily", cron="0 14 * * *")
+    now.freeze("2026-03-10 14:00:01+00")
+    (report,) = jobs.tick(batch_size=10)
+    assert report.more
+    assert decisions(jobs) == {"fired": 1}
+
+
 def test_a_tick_works_at_every_isolation_level(jobs, now, session):
     put(jobs, cron=MINUTELY)
     for level in ("repeatable read", "serializable"):
@@ -237,6 +247,20 @@ def test_zone_rules_that_stay_move_nothing(jobs, now):
     jobs.sql("reset intervalstyle")
     assert overview(jobs).next_due_at == before
     assert jobs.sql("select from almanac.audit where action = 'zone_changed'") == []
+
+
+def test_a_zone_that_is_gone_stops_its_own_schedules_only(jobs, now):
+    put(jobs, cron="0 9 * * *", timezone="Europe/Berlin")
+    put(jobs, "other", cron=MINUTELY)
+    jobs.tick()
+    for table in ("schedule", "zone_watch"):
+        jobs.sql(f"update almanac.{table} set timezone = 'Mars/Phobos' where timezone = 'Europe/Berlin'")
+    for _ in range(2):
+        now.advance(hours=1, minutes=1)
+        drain(jobs)
+    assert decisions(jobs, "other")["fired"] == 2
+    row = overview(jobs)
+    assert (row.status, row.error) == ("broken", 'time zone "Mars/Phobos" not recognized')
 
 
 # ── health ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -77,6 +77,15 @@ def test_late_job_says_the_likely_reason(jobs, clock, why, settings):
     assert (row.why, row.lateness) == (why, timedelta(seconds=61))
 
 
+def test_a_bucket_that_is_dated_ahead_is_not_said_to_be_empty(jobs, clock):
+    jobs.put(rate_limit=10, rate_interval="1 minute")
+    jobs.running()
+    clock.advance(hours=-1)
+    jobs.add(due_at=clock.now() - timedelta(minutes=2))
+    assert "limit" not in jobs.one("select why from almanac.late_job")
+    assert len(jobs.claim()) == 1
+
+
 def test_job_overview_has_every_job_once_wherever_it_is(jobs, clock):
     jobs.put()
     waiting = jobs.add(payload={"order": 7}, due_at=clock.now() + timedelta(hours=1))
