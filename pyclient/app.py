@@ -30,6 +30,8 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 # An hour: a handler that hangs is ended some time, and nobody is surprised by it within minutes.
 DEFAULT_TIMEOUT = 3600.0
+# Options of a schedule that are lengths of time.
+LENGTHS = frozenset({"jitter", "max_age", "within", "gate_wait"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,10 +163,15 @@ class Almanac:
     ) -> Callable[[Handler], Handler]:
         """Run a handler by a cron expression. Kept in the database, so it fires whether or not this code runs.
 
-        Stands above `@app.job(...)`, or alone. Options are those of put_schedule: overlap, catch_up, ….
+        Stands above `@app.job(...)`, or alone. Options are those of put_schedule: overlap, catch_up, …. Lengths of time
+        are timedeltas or seconds.
         """
 
         _with_parentheses("schedule", cron)
+        for option in options:
+            if option == "job_type" or option not in database.put_schedule.arguments:
+                raise TypeError(f"a schedule has no option {option!r}; see the arguments of put_schedule")
+        options = {name: _interval(value) if name in LENGTHS else value for name, value in options.items()}
 
         def declare(handler: Handler) -> Handler:
             if handler not in self._handlers:

@@ -94,6 +94,10 @@ class AppNotFound(AlmanacError):
     """--app does not lead to an Almanac."""
 
 
+class DeclarationRefused(AlmanacError):
+    """A job or schedule of the app has an option that the database refuses."""
+
+
 class InstallRefused(AlmanacError):
     """The installing role lacks a right, or something of the user's stands in the way."""
 

@@ -5,6 +5,8 @@ and exit code 2.
 """
 
 import contextlib
+import errno
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -44,6 +46,14 @@ class Commands(click.Group):
             diag = error.diag
             message = diag.message_primary or str(error)
             refuse(errors.AlmanacError(message, detail=diag.message_detail, hint=diag.message_hint))
+        except psycopg.errors.UndefinedFunction as error:
+            refuse(errors.SchemaMismatch(error.diag.message_primary or str(error), hint="Run: pyclient migrate"))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            # What is left in the buffer would be tried again when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            refuse(errors.AlmanacError(f"cannot write: {error.strerror}", hint="Make room, and try again."))
         except UnicodeEncodeError as error:
             if not error.reason.startswith("surrogates"):
                 raise

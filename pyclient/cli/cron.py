@@ -25,10 +25,18 @@ timezone_option = click.option(
     "--timezone", "-z", default="UTC", show_default=True, help="A name such as Europe/Paris."
 )
 gap_option = click.option(
-    "--dst-gap", type=click.Choice(["after", "skip"]), default="after", help="Local times that the clocks leave out."
+    "--dst-gap",
+    type=click.Choice(["after", "skip"]),
+    default="after",
+    show_default=True,
+    help="Local times that the clocks leave out.",
 )
 overlap_option = click.option(
-    "--dst-overlap", type=click.Choice(["first", "second", "both"]), default="first", help="Local times shown twice."
+    "--dst-overlap",
+    type=click.Choice(["first", "second", "both"]),
+    default="first",
+    show_default=True,
+    help="Local times shown twice.",
 )
 
 

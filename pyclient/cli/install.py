@@ -22,17 +22,14 @@ def migrate(app: "App", start_ticking: bool) -> None:
 
     with app.database() as dsn:
         done = migrate(dsn)
-        ticking = None
+        step = f"stays at revision {done.after}" if done.before == done.after else f"is now at revision {done.after}"
+        click.echo(f"schema almanac {step}; functions are those of this version")
         if start_ticking:
             with database.connect(dsn) as conn:
-                ticking = database.start_ticking(conn)
-    step = f"stays at revision {done.after}" if done.before == done.after else f"is now at revision {done.after}"
-    click.echo(f"schema almanac {step}; functions are those of this version")
-    if ticking:
-        click.echo(ticking)
+                click.echo(database.start_ticking(conn))
 
 
-@click.command()
+@click.command(short_help="Say whether the schema fits this version.")
 @click.pass_obj
 def check(app: "App") -> None:
     """Say whether the schema in the database is the one this version needs; exit code 2 if not."""
@@ -44,7 +41,7 @@ def check(app: "App") -> None:
     click.echo(warning or f"schema almanac is at revision {head()}, as this pyclient needs it")
 
 
-@click.command()
+@click.command(short_help="Print one self-contained installer.")
 def sql() -> None:
     """Print one self-contained installer, for psql -v ON_ERROR_STOP=1 -f or any driver."""
     from pyclient.migrate import installer
@@ -57,7 +54,7 @@ def sql() -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def psql(app: "App", arguments: tuple[str, ...]) -> None:
-    """Open psql on this database. The embedded server stays up for as long as psql runs."""
+    """Open psql on this database, with ARGUMENTS. The embedded server stays up for as long as psql runs."""
     from pyclient import embedded, errors
 
     with app.database() as dsn:

@@ -117,7 +117,7 @@ def worker(
 ) -> None:
     """Run the handlers of --app for what is due.
 
-    Without --app the built-in handlers run: `http` calls a URL, `log` writes a line.
+    Without --app the built-in handlers run: `log` writes a line, `http` (with pg-almanac[http]) calls a URL.
     """
     from pyclient.observe import logs
     from pyclient.worker import Options
@@ -126,12 +126,11 @@ def worker(
 
     if once is not None and processes > 1:
         raise click.UsageError("--once works on one job; leave out --processes")
+    if processes > 1 and not supervise:
+        raise click.UsageError("--no-supervise runs one process; leave out --processes")
     if metrics_port and metrics_port + processes - 1 > 65535:
         raise click.UsageError(f"--metrics-port: the last process would need port {metrics_port + processes - 1}")
     logs.setup(log_format, log_level)
-    if app.settings.dsn is None:
-        where = app.settings.data_dir
-        logging.getLogger("pyclient.worker").info("embedded server without pg_cron: the workers tick data=%s", where)
 
     def work(number: int, lifeline: int | None, dsn: str) -> int:
         try:
@@ -155,6 +154,10 @@ def worker(
             refuse(error)
 
     with app.database() as dsn:
+        if app.settings.dsn is None:
+            logging.getLogger("pyclient.worker").info(
+                "embedded server without pg_cron: the workers tick data=%s", app.settings.data_dir
+            )
         check_schema(dsn)
         if supervise:
             code = keep_running(processes, lambda number, lifeline: work(number, lifeline, dsn), grace)
@@ -199,6 +202,12 @@ def _find(name: str) -> Almanac:
             raise _broken(name, error) from error
         hint = "Say --app module:name, without .py." if module.endswith(".py") else "Run it where the module is."
         raise errors.AppNotFound(f"--app {name}: there is no module {module}", hint=hint) from error
+    except SystemExit as error:
+        # The next process would do the same, and one that ends with 0 would look as if it was asked to.
+        raise errors.AppNotFound(
+            f"--app {name}: its module calls sys.exit({'' if error.code is None else repr(error.code)})",
+            hint="A module that is imported must not end the program.",
+        ) from error
     except (OSError, psycopg.Error):  # of the world outside: the next process may have more luck
         raise
     except Exception as error:

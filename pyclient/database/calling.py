@@ -122,6 +122,10 @@ class Call(Generic[P, R]):
         self.adapters = {name: _adapter(hints[name]) for name in parameters}
         self.required = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
 
+    @property
+    def arguments(self) -> Iterable[str]:
+        return self.adapters.keys()
+
     def statement(self, arguments: Mapping[str, Any]) -> tuple[sql.Composed, dict[str, Any]]:
         values = {}
         for name, value in arguments.items():

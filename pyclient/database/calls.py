@@ -155,7 +155,9 @@ def snooze(*, queue: str, job_id: int, lease_token: int, until: Instant, reason:
 
 
 @call
-def doze(*, queue: str, worker: str, at_most: timedelta = OMIT) -> datetime | None: ...
+def doze(
+    *, queue: str, worker: str, at_most: timedelta = OMIT, job_types: Sequence[str] | None = OMIT
+) -> datetime | None: ...
 
 
 @call

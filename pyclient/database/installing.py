@@ -52,6 +52,8 @@ def install_errors() -> Iterator[None]:
         hint = diag.message_hint
         if hint is None and isinstance(error, psycopg.errors.InsufficientPrivilege):
             hint = "The role must own the database, or a schema almanac in it, or: grant create on database ... to ...;"
+        if hint is None and isinstance(error, psycopg.errors.DuplicateTable):
+            hint = "The schema almanac is not one that pg_almanac made: rename it, or use another database."
         raise errors.from_database(error) or errors.InstallRefused(
             f"cannot install: {diag.message_primary or error}", detail=diag.message_detail, hint=hint
         ) from error

@@ -94,7 +94,8 @@ select f.job_id
        almanac.release(queue => $1, job_id => f.job_id, lease_token => f.lease_token, reason => f.reason) r
 """
 _DOZE = b"""
-select extract(epoch from almanac.doze(queue => $1, worker => $2, at_most => $3) - almanac.clock())::float8
+select extract(epoch from almanac.doze(queue => $1, worker => $2, at_most => $3, job_types => $4::text[])
+                          - almanac.clock())::float8
 """
 _EXTEND = b"""
 select e.job_id, e.lease_token, extract(epoch from e.lease_expires_at - almanac.clock())::float8,
@@ -120,11 +121,13 @@ async def for_reports(conn: AsyncConnection, *, patience: timedelta) -> None:
         await conn.execute("select set_config('lock_timeout', %s, false)", [str(milliseconds)])
 
 
-async def doze_for(conn: AsyncConnection, queue: str, worker: str, at_most: timedelta) -> float | None:
+async def doze_for(
+    conn: AsyncConnection, queue: str, worker: str, at_most: timedelta, job_types: Iterable[str]
+) -> float | None:
     """`doze`, answered in seconds from now: a worker's clock need not agree with the database's."""
     with translated():
         cursor = psycopg.AsyncRawCursor(conn, row_factory=psycopg.rows.tuple_row)
-        await cursor.execute(_DOZE, (queue, worker, at_most), prepare=True)
+        await cursor.execute(_DOZE, (queue, worker, at_most, texts(job_types)), prepare=True)
         row = await cursor.fetchone()
     return None if row is None else row[0]
 

@@ -343,11 +343,15 @@ class Fetcher:
             feed.is_empty = not claimed
             return
         if not self.is_heard():
-            feed.idle_until = now + min(self.options.poll_without_listen, PAUSES[0] * 2**feed.looks)
+            feed.idle_until = now + self._growing(feed.looks)
         else:
             rest = min(REST * (now - began), LONGEST_REST) if claimed else 0.0
             feed.idle_until = now + max(PAUSES[min(feed.looks, len(PAUSES) - 1)], rest)
         feed.looks += 1
+
+    def _growing(self, looks: int) -> float:
+        """The pause after so many looks in vain, where nobody rings for what is waited for."""
+        return min(self.options.poll_without_listen, PAUSES[0] * 2.0 ** min(looks, 20))
 
     async def _doze(self, feed: Feed, size: int) -> None:
         feed.awake_since = None
@@ -357,7 +361,8 @@ class Fetcher:
         began = time.monotonic()
         feed.idle_until = began + poll
         due_in = await self.link.call(
-            lambda conn: database.doze_for(conn, queue, self.worker, timedelta(seconds=poll)), until=self._stopped
+            lambda conn: database.doze_for(conn, queue, self.worker, timedelta(seconds=poll), self.slots.jobs),
+            until=self._stopped,
         )
         now = time.monotonic()
         feed.marked_until = began + poll
@@ -366,5 +371,7 @@ class Fetcher:
             feed.awake_since = now
             feed.ring()
         elif due_in is not None:
-            feed.idle_until = min(feed.idle_until, now + max(due_in, PAUSES[0]))
+            # What is due and was not found, somebody has locked, or it lies behind much of other types.
+            pause = max(due_in, PAUSES[0]) if due_in > 0 else self._growing(feed.looks - len(PAUSES))
+            feed.idle_until = min(feed.idle_until, now + pause)
         # A ring that came during the two calls has set idle_until to 0 before; it is looked at again then.

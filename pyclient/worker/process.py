@@ -24,7 +24,7 @@ from pyclient.observe import sentry, tracing
 from pyclient.observe.metrics import Metrics
 from pyclient.worker.claiming import Fetcher
 from pyclient.worker.leases import Keeper, exit_at_once
-from pyclient.worker.link import Link, State, one_line
+from pyclient.worker.link import Link, State, one_line, passes
 from pyclient.worker.listening import Listener
 from pyclient.worker.options import Options
 from pyclient.worker.reporting import LOCK_PATIENCE, LOCK_PATIENCE_ASIDE, Failed, Outbox, Released
@@ -45,6 +45,8 @@ UNWIND = 1.0
 RESTART = 75
 # Thousands of schedules, each a round trip to a database that is far away. To begin anew would take as long again.
 DECLARING = 600.0
+# An argument out of range, missing or unreadable: a mistake in the app, which is not declared any further.
+MISTAKEN = ("22023", "22004", "22P02")
 # What threads of asyncio.to_thread are called.
 HELPER = "handler-helper"
 # An event loop that has not turned for so long is not coming back by itself.
@@ -73,6 +75,7 @@ class Worker:
         self.started_at = time.time()
         self.stopping = False
         self._signals = 0
+        self._declaring: asyncio.Task[None] | None = None
         self._stop_by: float | None = None
         self._restart = False
         #: Jobs due and waiting, as of the last look; only looked at while somebody can see it.
@@ -84,7 +87,14 @@ class Worker:
     async def run(self) -> int:
         self.loop = asyncio.get_running_loop()
         self._wake_up = asyncio.Event()
-        await self._declare()
+        self._declaring = asyncio.create_task(self._declare())
+        try:
+            await self._declaring
+        except asyncio.CancelledError:
+            if not self.stopping:
+                raise
+        if self.stopping:
+            return 0
         self.outbox = self._open_outbox()
         self.slots = Slots(
             self.options.concurrency, self.app.jobs, self.outbox, self.held, self.metrics, self._around()
@@ -192,6 +202,10 @@ class Worker:
     def _signalled(self) -> None:
         if hasattr(self, "fetcher"):
             self.stop()
+        elif self._declaring is not None:
+            # Not by raising from here: a declaration that hangs in its thread would be waited for.
+            self.stopping = True
+            self._declaring.cancel()
         else:
             raise SystemExit(0)
 
@@ -202,9 +216,9 @@ class Worker:
 
         def declare() -> None:
             with contextlib.closing(database.connect_worker(self.dsn)) as conn:
-                self.app.declare(conn)
+                self._declare_app(conn)
                 for queue in self.options.queues:
-                    database.wake(conn, queue=queue, worker=self.name)
+                    self._look_for(conn, queue)
                 if self.options.burst:
                     # It may have ended before the keeper's first round, and a schedule that is due is work.
                     self._tick(conn)
@@ -214,10 +228,31 @@ class Worker:
 
         try:
             await link.call(attempt)
-        except database.DatabaseError as error:
-            logger.warning("jobs and schedules of the app were not declared error=%r", one_line(error))
         finally:
             await link.drop()
+
+    def _declare_app(self, conn: database.Connection) -> None:
+        try:
+            self.app.declare(conn)
+        except database.DatabaseError as error:
+            if passes(error):
+                raise
+            if error.sqlstate in MISTAKEN:
+                said = error.diag
+                raise errors.DeclarationRefused(
+                    f"cannot declare the app: {said.message_primary}",
+                    detail=said.message_detail,
+                    hint=said.message_hint,
+                ) from error
+            logger.warning("jobs and schedules of the app were not declared error=%r", one_line(error))
+
+    def _look_for(self, conn: database.Connection, queue: str) -> None:
+        try:
+            database.wake(conn, queue=queue, worker=self.name)
+        except errors.QueueUnknown:
+            # One of the app's that this role may not make: claims say so until somebody has made it.
+            if queue not in self.app.queues():
+                raise
 
     def _open_outbox(self) -> Outbox:
         def lane(name: str, patience: timedelta, is_busy: Callable[[], bool], aside: Outbox | None = None) -> Outbox:

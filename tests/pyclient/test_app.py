@@ -403,6 +403,23 @@ def test_two_schedules_of_one_name_are_refused_also_from_two_apps():
 def other_handler() -> None: ...
 
 
+def test_an_option_that_schedules_do_not_have_is_refused_where_it_is_declared(app):
+    for wrong in ("overlp", "job_type"):
+        with pytest.raises(TypeError, match=f"a schedule has no option '{wrong}'"):
+            app.schedule("0 9 * * *", **{wrong: "skip"})
+
+
+def test_lengths_of_time_of_a_schedule_are_seconds_or_timedeltas(app, jobs):
+    options = {"jitter": 1.5, "max_age": 3600, "within": timedelta(hours=2), "gate_wait": 60}
+
+    @app.schedule("0 9 * * *", after_schedule="extract", **options)
+    def load() -> None: ...
+
+    app.declare()
+    (row,) = jobs.rows("select jitter, max_age, within, gate_wait from almanac.schedule")
+    assert [length.total_seconds() for length in row] == [1.5, 3600, 7200, 60]
+
+
 def test_an_option_that_is_taken_away_is_gone_from_the_database(live_dsn, live_conn):
     for options, stored in (({"max_attempts": 3}, 3), ({}, None)):
         app = Almanac(live_dsn)

