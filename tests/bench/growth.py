@@ -58,7 +58,7 @@ def measured(bench: Bench, things: str, count: int, clients: int = 1, batch: int
         with psycopg.connect(bench.dsn(DATABASE), autocommit=True) as conn:
             jobs.fill(conn, max(JOBS, 200 * clients))
             bench.settle(conn, "almanac.job")
-        took, done = together(bench.dsn(DATABASE), clients, functools.partial(jobs.claim_loop, batch))
+        took, done = together(bench.dsn(DATABASE), clients, functools.partial(jobs.worked_off, jobs.OURS, batch, False))
         found.append(described(things, count, took / sum(done) * 1e6, "us a job"))
     return found
 
@@ -87,11 +87,11 @@ def unvacuumed(bench: Bench) -> Iterator[list[Measurement]]:
         for count in (1_000, 10_000, 100_000, 1_000_000):
             found = []
             jobs.fill(conn, count - there)
-            together(bench.dsn(DATABASE), 1, functools.partial(jobs.claim_loop, 1000))
+            together(bench.dsn(DATABASE), 1, functools.partial(jobs.worked_off, jobs.OURS, 1000, False))
             there = count
             for _ in range(TIMES):
                 jobs.fill(conn, JOBS)
-                took, done = together(bench.dsn(DATABASE), 1, functools.partial(jobs.claim_loop, 100))
+                took, done = together(bench.dsn(DATABASE), 1, functools.partial(jobs.worked_off, jobs.OURS, 100, False))
                 found.append(described("jobs since the last vacuum", count, took / sum(done) * 1e6, "us a job"))
             yield found
 

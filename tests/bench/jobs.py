@@ -3,18 +3,22 @@
 The yardstick is the least that a queue in PostgreSQL can do: one narrow table, a skip-locked claim, a DELETE by id. It
 keeps no history, fences nothing and has one index besides its key. In between lies the same work without functions:
 bare statements that write the rows we write into our tables, and ask for nothing. It tells what the rows cost from what
-enforcing costs.
+enforcing costs. Where a worker works beside what is measured, the yardstick is also measured beside a bare consumer:
+what two cores spend on the one, the other cannot have.
 """
 
 import contextlib
 import functools
 import itertools
+import multiprocessing
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
+from pyclient.worker import claiming
 from tests.bench import worker
 from tests.bench.harness import Bench, Connection, Leg, Measurement, together
 
@@ -62,6 +66,26 @@ FILL = """
 select count(*) from almanac.enqueue_many('default', 'noop', array_fill('{}'::jsonb, array[%s]), due_at => %s,
                                           priority => %s)
 """
+
+
+@dataclass(frozen=True)
+class Work:
+    """Statements that claim so many jobs and end those that were claimed, given the columns that the claim returned."""
+
+    claim: str
+    end: str
+
+
+CEILING = Work(CEILING_CLAIM, CEILING_DELETE)
+SAME_ROWS = Work(SAME_ROWS_CLAIM, SAME_ROWS_COMPLETE)
+OURS = Work(CLAIM, COMPLETE)
+METRICS = {
+    CEILING: "ceiling_claim_delete_per_s",
+    SAME_ROWS: "same_rows_claim_complete_per_s",
+    OURS: "claim_complete_per_s",
+}
+#: How long a bare consumer leaves the table alone, which is how long our worker does where it finds little.
+REST = claiming.LONGEST_REST
 # Enough for a second or two.
 JOBS = {1: 800, 10: 5_000, 100: 50_000, 1000: 50_000}
 
@@ -69,42 +93,31 @@ JOBS = {1: 800, 10: 5_000, 100: 50_000, 1000: 50_000}
 # ── the loops ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def bare_loop(claim: str, end: str, batch: int, conn: Connection) -> int:
-    cursor, done = conn.cursor(binary=True), 0
-    while True:
-        cursor.execute(claim.encode(), (batch,), prepare=True)
-        ids = [row[0] for row in cursor.fetchall()]
-        if not ids:
-            return done
-        cursor.execute(end.encode(), (ids,), prepare=True)
-        done += len(ids)
+def batches(work: Work, batch: int, chained: bool, conn: Connection) -> Iterator[int]:
+    """Claim and end until nothing is due: the size of each batch when it has ended. Chained, the end of a batch and the
+    claim of the next go in one round trip and one transaction, so that a batch waits for the disk once."""
+    cursor, ending = conn.cursor(binary=True), conn.cursor(binary=True)
+    cursor.execute(work.claim.encode(), (batch,), prepare=True)
+    while rows := cursor.fetchall():
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        with conn.pipeline() if chained else contextlib.nullcontext():
+            ending.execute(work.end.encode(), columns, prepare=True)
+            cursor.execute(work.claim.encode(), (batch,), prepare=True)
+        assert ending.rowcount == len(rows), f"{ending.rowcount} of {len(rows)} ended"
+        yield len(rows)
 
 
-def claim_loop(batch: int, conn: Connection) -> int:
-    cursor, done = conn.cursor(binary=True), 0
-    while True:
-        cursor.execute(CLAIM, (batch,), prepare=True)
-        rows = cursor.fetchall()
-        if not rows:
-            return done
-        cursor.execute(COMPLETE, ([row[0] for row in rows], [row[1] for row in rows]), prepare=True)
-        assert len(cursor.fetchall()) == len(rows)
-        done += len(rows)
+def worked_off(work: Work, batch: int, chained: bool, conn: Connection) -> int:
+    return sum(batches(work, batch, chained, conn))
 
 
-def ceiling(bench: Bench, batch: int, connections: int) -> Iterator[Measurement]:
+def ceiling(bench: Bench, batch: int, connections: int, chained: bool = False) -> Iterator[Measurement]:
     jobs = JOBS[batch]
     with psycopg.connect(bench.bare_dsn("ceiling"), autocommit=True) as conn:
         conn.execute(CEILING_TABLE)
         conn.execute(CEILING_FILL, [jobs])
         bench.settle(conn, "q")
-    loop = functools.partial(bare_loop, CEILING_CLAIM, CEILING_DELETE, batch)
-    took, done = together(bench.bare_dsn("ceiling"), connections, loop)
-    assert sum(done) == jobs
-    yield {
-        "metric": "ceiling_claim_delete_per_s", "value": jobs / took, "unit": "jobs/s",
-        "batch": batch, "connections": connections,
-    }  # fmt: skip
+    yield drain(bench.bare_dsn("ceiling"), batch, connections, CEILING, chained, jobs=jobs)
 
 
 def fill(conn: Connection, jobs: int, due_at: Any = None, priority: int = 0) -> None:
@@ -112,36 +125,25 @@ def fill(conn: Connection, jobs: int, due_at: Any = None, priority: int = 0) -> 
         conn.execute(FILL, [min(10_000, jobs - start), due_at, priority])
 
 
-def drain(dsn: str, batch: int, connections: int, *, jobs: int | None = None, **described: Any) -> Measurement:
+def drain(
+    dsn: str, batch: int, connections: int, work: Work = OURS, chained: bool = False, *, jobs: int, **described: Any
+) -> Measurement:
     """Work off what is due, which the caller has enqueued."""
-    took, done = together(dsn, connections, functools.partial(claim_loop, batch))
-    assert jobs is None or sum(done) == jobs, f"{sum(done)} of {jobs}"
+    took, done = together(dsn, connections, functools.partial(worked_off, work, batch, chained))
+    assert sum(done) == jobs, f"{sum(done)} of {jobs}"
     return {
-        "metric": "claim_complete_per_s", "value": sum(done) / took, "unit": "jobs/s",
-        "batch": batch, "connections": connections, **described,
+        "metric": METRICS[work], "value": jobs / took, "unit": "jobs/s",
+        "batch": batch, "connections": connections, "chained": chained, **described,
     }  # fmt: skip
 
 
-def ours(bench: Bench, batch: int, connections: int, **described: Any) -> Iterator[Measurement]:
+def ours(bench: Bench, batch: int, connections: int, work: Work = OURS, chained: bool = False) -> Iterator[Measurement]:
+    """Our tables, worked off by our functions or by bare statements."""
     jobs = JOBS[batch]
     with bench.emptied() as conn:
         fill(conn, jobs)
         bench.settle(conn, "almanac.job")
-    yield drain(bench.dsn(), batch, connections, jobs=jobs, **described)
-
-
-def same_rows(bench: Bench, batch: int, connections: int) -> Iterator[Measurement]:
-    jobs = JOBS[batch]
-    with bench.emptied() as conn:
-        fill(conn, jobs)
-        bench.settle(conn, "almanac.job")
-    loop = functools.partial(bare_loop, SAME_ROWS_CLAIM, SAME_ROWS_COMPLETE, batch)
-    took, done = together(bench.dsn(), connections, loop)
-    assert sum(done) == jobs
-    yield {
-        "metric": "same_rows_claim_complete_per_s", "value": jobs / took, "unit": "jobs/s",
-        "batch": batch, "connections": connections,
-    }  # fmt: skip
+    yield drain(bench.dsn(), batch, connections, work, chained, jobs=jobs)
 
 
 # ── scenarios ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -152,8 +154,12 @@ def claim(bench: Bench) -> Iterator[Leg]:
         for connections in (1, 4):
             yield functools.partial(ceiling, bench, batch, connections)
             if batch == 100:
-                yield functools.partial(same_rows, bench, batch, connections)
+                yield functools.partial(ours, bench, batch, connections, SAME_ROWS)
             yield functools.partial(ours, bench, batch, connections)
+        yield functools.partial(ceiling, bench, batch, 1, chained=True)
+        if batch == 100:
+            yield functools.partial(ours, bench, batch, 1, SAME_ROWS, chained=True)
+        yield functools.partial(ours, bench, batch, 1, chained=True)
 
 
 def grown(bench: Bench, batch: int = 100, jobs: int = 30_000) -> Iterator[Leg]:
@@ -248,12 +254,9 @@ def snapshot(bench: Bench, batch: int = 100, jobs: int = 100_000) -> Iterator[Le
 
 
 def timed_quarters(batch: int, jobs: int, conn: Connection) -> list[float]:
-    cursor, done, marks = conn.cursor(binary=True), 0, [time.perf_counter()]
-    while len(marks) < 5:
-        cursor.execute(CLAIM, (batch,), prepare=True)
-        rows = cursor.fetchall()
-        cursor.execute(COMPLETE, ([row[0] for row in rows], [row[1] for row in rows]), prepare=True)
-        done += len(rows)
+    done, marks = 0, [time.perf_counter()]
+    for size in batches(OURS, batch, False, conn):
+        done += size
         if done >= jobs * len(marks) // 4:
             marks.append(time.perf_counter())
     return [after - before for before, after in itertools.pairwise(marks)]
@@ -294,16 +297,19 @@ def enqueue(bench: Bench, bulk: int = 50_000, single: int = 12_000, connections:
             "batch": batch, "connections": 1, "listening": listening,
         }  # fmt: skip
 
-    def bare_insert() -> Iterator[Measurement]:
-        with psycopg.connect(bench.bare_dsn("ceiling"), autocommit=True) as conn:
+    def bare_insert(consumed: bool = False) -> Iterator[Measurement]:
+        dsn = bench.bare_dsn("ceiling")
+        with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute(CEILING_TABLE)
             bench.settle(conn, "q")
         insert = functools.partial(
             statement_loop, single // connections, "insert into q (run_at, payload) values (now(), '{}')"
         )
-        took, _ = together(bench.bare_dsn("ceiling"), connections, insert)
+        with bare_consumer(dsn) if consumed else contextlib.nullcontext():
+            took, _ = together(dsn, connections, insert)
         yield {
             "metric": "ceiling_insert_per_s", "value": single / took, "unit": "jobs/s", "connections": connections,
+            "consumed": consumed,
         }  # fmt: skip
 
     def same_row() -> Iterator[Measurement]:
@@ -330,6 +336,7 @@ def enqueue(bench: Bench, bulk: int = 50_000, single: int = 12_000, connections:
     yield functools.partial(enqueue_bulk, 10_000)
     yield functools.partial(enqueue_bulk, 1000, True)
     yield bare_insert
+    yield functools.partial(bare_insert, True)
     yield same_row
     yield functools.partial(enqueue_single, False)
     yield functools.partial(enqueue_single, True)
@@ -348,6 +355,28 @@ def statement_loop(times: int, statement: str, conn: Connection) -> None:
     cursor = conn.cursor()
     for _ in range(times):
         cursor.execute(statement.encode(), prepare=True)
+
+
+@contextlib.contextmanager
+def bare_consumer(dsn: str) -> Iterator[None]:
+    """What a worker amounts to without handlers, fences and history: claims and deletes what there is, then rests."""
+    context = multiprocessing.get_context("fork")
+    ready, stop = context.Event(), context.Event()
+
+    def consume() -> None:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            ready.set()
+            while not stop.wait(REST):
+                worked_off(CEILING, 1000, False, conn)
+
+    process = context.Process(target=consume)
+    process.start()
+    ready.wait(60)
+    try:
+        yield
+    finally:
+        stop.set()
+        process.join()
 
 
 @contextlib.contextmanager

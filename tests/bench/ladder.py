@@ -70,7 +70,7 @@ class Step:
 
     def work(self, conn: Connection) -> int:
         end = MOVE if self.keeps_history else DELETE
-        return jobs.bare_loop(self.filled(CLAIM), self.filled(end), BATCH, conn)
+        return jobs.worked_off(jobs.Work(self.filled(CLAIM), self.filled(end)), BATCH, False, conn)
 
 
 BARE = Step("claimed by ctid")
@@ -102,14 +102,16 @@ def ladder(bench: Bench) -> Iterator[Leg]:
             jobs.fill(conn, JOBS)
 
     bare = bench.bare_dsn("ladder")
-    ceiling = functools.partial(jobs.bare_loop, jobs.CEILING_CLAIM, jobs.CEILING_DELETE, BATCH)
-    same_rows = functools.partial(jobs.bare_loop, jobs.SAME_ROWS_CLAIM, jobs.SAME_ROWS_COMPLETE, BATCH)
-    ours = functools.partial(jobs.claim_loop, BATCH)
+    ceiling = functools.partial(jobs.worked_off, jobs.CEILING, BATCH, False)
+    same_rows = functools.partial(jobs.worked_off, jobs.SAME_ROWS, BATCH, False)
+    ours = functools.partial(jobs.worked_off, jobs.OURS, BATCH, False)
+    chained = functools.partial(jobs.worked_off, jobs.OURS, BATCH, True)
     yield of("the ceiling", bare, "q", ceiling_table, ceiling)
     for step in STEPS:
         yield of(step.says, bare, "work", step.prepare, step.work)
     yield of("our tables, by bare statements", bench.dsn(), "almanac.job", our_tables, same_rows)
     yield of("our functions", bench.dsn(), "almanac.job", our_tables, ours)
+    yield of("our functions, chained", bench.dsn(), "almanac.job", our_tables, chained)
 
 
 def measured(
