@@ -105,14 +105,19 @@ def test_whoever_ticks_instead_of_pg_cron_lets_it_hear_of_its_job(cron_jobs):
 
 
 @pytest.mark.pg_cron
-def test_a_stop_that_pg_cron_missed_is_heard_when_it_ticks_once_more(cron_jobs):
+def test_a_stop_that_pg_cron_missed_is_heard_when_it_ticks_on(cron_jobs):
     launcher = Launcher(cron_jobs.conn)
     if not launcher.shows_when_it_reads():
         pytest.skip("this pg_cron does not show that it has read its jobs when there are none")
     time.sleep(2.5)  # it has heard of everything that came before
-    # What pg_cron does that still has a job in mind which is gone.
-    with launcher.reads_its_jobs():
+
+    def tick_a_minute_later() -> None:
+        """What pg_cron does that still has a job in mind which is gone. The house is kept once a minute, and a loop of
+        pg_cron's that the test before left behind may have kept it."""
+        cron_jobs.sql("delete from almanac.heartbeat where source = 'housekeeper'")
         cron_jobs.sql("select almanac._tick_from_pg_cron()")
+
+    assert any(launcher.hears(tick_a_minute_later) for _ in range(4))
     assert cron_rows(cron_jobs) == []
 
 
