@@ -111,7 +111,8 @@ comment on function almanac.put_queue(text, interval, integer, interval, interva
 -- nobody is just making something in this one, and everybody waits behind it: so it waits for others only briefly, and
 -- its transaction is not left open. What is looked for must be all there is by then, which only a transaction that
 -- reads committed data can see.
--- Reads: job, schedule. Writes: queue, queue_bucket, queue_grant, job_type, dedup, sleeper. Calls: _audit, _open_queue.
+-- Reads: job, schedule. Writes: queue, queue_bucket, queue_grant, job_type, dedup, sleeper, claim. Calls: _audit,
+-- _open_queue.
 create or replace function almanac.drop_queue(queue text, reason text default null)
     returns void
     language plpgsql volatile security definer
@@ -166,6 +167,8 @@ begin
     delete from almanac.job_type where job_type.queue = drop_queue.queue;
     delete from almanac.dedup where dedup.queue = drop_queue.queue;
     delete from almanac.sleeper where sleeper.queue = drop_queue.queue;
+    -- Of jobs that have ended.
+    delete from almanac.claim where claim.queue = drop_queue.queue;
     perform almanac._audit('drop_queue', drop_queue.queue, null, drop_queue.reason, to_jsonb(v_queue), null);
 end;
 $$;

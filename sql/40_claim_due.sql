@@ -65,7 +65,8 @@ begin
                 select job.ctid
                   from almanac.job
                  where job.queue = (_pick_due.queue).queue
-                   and job.state in ('scheduled', 'retrying') and job.parked_at is null
+                   and job.state in ('scheduled', 'retrying')
+                   and job.parked_at is null and job.counted_at is null
                    and job.priority = v_memory.priorities[v_level]
                    and job.due_at <= v_now
                    and job.concurrency_key is null
@@ -122,10 +123,10 @@ begin
     select array_agg(distinct job.concurrency_key) into v_keys from almanac.job where job.ctid = any (_park.jobs);
     with running as materialized (
         select job.id, job.concurrency_key from almanac.job
-         where job.queue = (_park.queue).queue and job.state = 'running' and job.concurrency_key = any (v_keys)
+         where job.queue = (_park.queue).queue and job.counted_at is not null and job.concurrency_key = any (v_keys)
     ), held as materialized (
         select job.id from almanac.job
-         where job.queue = (_park.queue).queue and job.state = 'running' and job.concurrency_key = any (v_keys)
+         where job.queue = (_park.queue).queue and job.counted_at is not null and job.concurrency_key = any (v_keys)
            for share skip locked
     )
     select array_agg(k.concurrency_key) into v_held
@@ -165,6 +166,28 @@ $$;
 comment on function almanac._take_turn(text) is
     'Wait until no other claim is at work on a queue with limits; returns the queue as it is then.';
 
+-- 40 _count_running: how many jobs of a queue run. Those that were claimed before it had limits are not counted in the
+-- job table; they are few, and gone after a while.
+-- Reads: job, claim.
+create or replace function almanac._count_running(queue text)
+    returns integer
+    language plpgsql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off
+as $$
+begin
+    return (select count(*) from almanac.job where job.queue = _count_running.queue and job.counted_at is not null)
+         + (select count(*)
+              from (select distinct listed.job_id
+                      from almanac.claim cross join lateral unnest(claim.job_ids) as listed (job_id)
+                     where claim.queue = _count_running.queue) before
+             cross join lateral (
+                select from almanac.job
+                 where job.queue = _count_running.queue and job.id = before.job_id
+                   and job.state = 'running' and job.counted_at is null
+                offset 0) running);
+end;
+$$;
+comment on function almanac._count_running(text) is 'How many jobs of a queue run.';
+
 -- 40 _tokens: what is in the bucket of a rate-limited queue at a moment; null if it has none.
 -- Reads: queue_bucket.
 create or replace function almanac._tokens(queue almanac.queue, at timestamptz)
@@ -181,7 +204,7 @@ $$;
 comment on function almanac._tokens(almanac.queue, timestamptz) is 'Tokens in the bucket of a rate-limited queue.';
 
 -- 40 _pick_within_limits: as _pick_due, for queues with limits.
--- Reads: job. Writes: queue_bucket. Calls: clock, _take_turn, _tokens, _park.
+-- Reads: job. Writes: queue_bucket. Calls: clock, _take_turn, _count_running, _tokens, _park.
 create or replace function almanac._pick_within_limits(queue almanac.queue, batch_size integer, job_types text[])
     returns tid[]
     language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -208,8 +231,7 @@ begin
         return v_jobs;
     end if;
     if v_queue.max_running is not null then
-        select least(v_room, v_queue.max_running - count(*)) into v_room
-          from almanac.job where job.queue = v_queue.queue and job.state = 'running';
+        v_room := least(v_room, v_queue.max_running - almanac._count_running(v_queue.queue));
     end if;
     if v_queue.rate_limit is not null then
         v_tokens := almanac._tokens(v_queue, v_now);
@@ -222,7 +244,8 @@ begin
             select job.ctid, job.concurrency_key, job.due_at, job.id
               from almanac.job
              where job.queue = v_queue.queue
-               and job.state in ('scheduled', 'retrying') and job.parked_at is null
+               and job.state in ('scheduled', 'retrying')
+               and job.parked_at is null and job.counted_at is null
                and job.priority = v_queue.priorities[v_level]
                and job.due_at <= v_now
                and (job.due_at, job.id) > (v_due_at, v_id)
@@ -236,7 +259,7 @@ begin
                         else row_number() over (partition by page.concurrency_key order by page.due_at, page.id)
                              + coalesce(mine.picked, 0)
                              + (select count(*) from almanac.job
-                                 where job.queue = v_queue.queue and job.state = 'running'
+                                 where job.queue = v_queue.queue and job.counted_at is not null
                                    and job.concurrency_key = page.concurrency_key) end as place
               from page
               left join (select k.key, count(*) as picked from unnest(v_keys) as k (key) group by k.key) mine
@@ -301,12 +324,20 @@ end;
 $$;
 comment on function almanac._check_claim(text, integer, interval) is 'Raises unless a claim can have these arguments.';
 
+-- 40 _look_after: how soon after a claim reclaim_expired looks whether its jobs still run. No lease is shorter; and of
+-- short jobs, the many, most have ended by then, so that their claim is forgotten at the first look.
+create or replace function almanac._look_after()
+    returns interval
+    language sql immutable parallel safe
+    return interval '1 second';
+comment on function almanac._look_after() is 'How soon after a claim it is asked what became of it.';
+
 -- 40 claim_due: scheduled or retrying -> running. Consumes an attempt and issues a new, larger lease token. Without
 -- limits, and while nothing is in the way, one statement picks, locks and claims.
 -- Every statement and expression here is set up anew in each call, which is most of what a small claim costs: so they
 -- are few, and what is seldom needed is done elsewhere.
--- Reads: queue, job. Writes: job. Calls: clock, _open_queue, _check_claim, _claim_effort, _is_littered, _pick_due,
--- _pick_within_limits, _next_token, attempt_key, _idempotency_key.
+-- Reads: queue, job. Writes: job, claim. Calls: clock, _open_queue, _check_claim, _claim_effort, _is_littered,
+-- _pick_due, _pick_within_limits, _next_token, _look_after, attempt_key, _idempotency_key.
 create or replace function almanac.claim_due(
     queue text,
     worker text,
@@ -329,6 +360,8 @@ declare
     v_drawn   bigint := pg_sequence_last_value('almanac.backdated_job_seq');
     v_claimed integer;
     v_again   boolean;
+    -- When they are claimed, if they are to be counted.
+    v_counted timestamptz;
     -- Null: the statement that claims picks them itself.
     v_jobs    tid[];
 begin
@@ -346,6 +379,7 @@ begin
        or current_setting(v_setting, true) <> '' then
         if num_nonnulls(v_queue.max_running, v_queue.rate_limit, v_queue.keyed_at) > 0 then
             v_jobs := almanac._pick_within_limits(v_queue, claim_due.batch_size, claim_due.job_types);
+            v_counted := v_now;
         elsif v_queue.paused_at is not null and coalesce(v_queue.paused_until > v_now, true) then
             return;
         elsif current_setting(v_setting, true) <> '' then
@@ -366,6 +400,7 @@ begin
                    lease_token = almanac._next_token(job.lease_token),
                    leased_by = claim_due.worker,
                    claimed_at = v_now,
+                   counted_at = v_counted,
                    -- Not from v_now: the statement may have waited for whoever builds an index on the table. Asked once
                    -- for all of them, which a subquery is.
                    lease_expires_at = (select almanac.clock()) + coalesce(claim_due.lease, job.lease, v_queue.lease)
@@ -376,7 +411,8 @@ begin
                     select due.ctid
                       from almanac.job due
                      where due.queue = claim_due.queue
-                       and due.state in ('scheduled', 'retrying') and due.parked_at is null
+                       and due.state in ('scheduled', 'retrying')
+                       and due.parked_at is null and due.counted_at is null
                        and due.priority = level.priority
                        and due.due_at <= v_now
                        and due.concurrency_key is null
@@ -391,6 +427,12 @@ begin
                       almanac.attempt_key(job.id, job.attempt, job.lease_token),
                       job.schedule, job.tick_at, job.caught_up, job.priority, job.concurrency_key::text, job.headers,
                       job.created_at
+        ), listed as (
+            insert into almanac.claim (queue, look_at, job_ids)
+            select claim_due.queue, v_now + almanac._look_after(), array_agg(claimed.id)
+              from claimed
+             where v_counted is null
+            having count(*) > 0
         )
         select * from claimed order by claimed.priority desc, claimed.due_at, claimed.id;
     get diagnostics v_claimed = row_count;

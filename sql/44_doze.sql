@@ -39,7 +39,7 @@ begin
                (select seen.due_at
                   from (select job.due_at, job.job_type from almanac.job
                          where job.queue = doze.queue and job.state in ('scheduled', 'retrying')
-                           and job.parked_at is null and job.priority = level.priority
+                           and job.parked_at is null and job.counted_at is null and job.priority = level.priority
                          order by job.due_at
                          limit 1000) seen
                  where doze.job_types is null or seen.job_type = any (doze.job_types)
@@ -47,7 +47,7 @@ begin
                  limit 1),
                (select job.due_at from almanac.job
                  where job.queue = doze.queue and job.state in ('scheduled', 'retrying')
-                   and job.parked_at is null and job.priority = level.priority
+                   and job.parked_at is null and job.counted_at is null and job.priority = level.priority
                  order by job.due_at
                 offset 999 limit 1)))
       into v_next
@@ -91,7 +91,7 @@ declare
 begin
     return (select count(*) from almanac.job
              where job.queue = count_due.queue and job.priority = any (v_queue.priorities) and job.due_at <= v_now
-               and job.state in ('scheduled', 'retrying') and job.parked_at is null)
+               and job.state in ('scheduled', 'retrying') and job.parked_at is null and job.counted_at is null)
          + (select count(*) from almanac.job
              where job.queue = count_due.queue and job.parked_at is not null and job.due_at <= v_now);
 end;

@@ -1,8 +1,8 @@
 -- 45 claim_job: scheduled or retrying -> running, for one job by its id: somebody wants to see this one run. Paused
 -- queues and limits hold as for claim_due, and nothing runs early; but no other job is in the way. Whoever has just
 -- locked the job is not waited for: that may be one who ends it and then waits for the turn that we have.
--- Reads: job. Writes: job, queue_bucket. Calls: clock, _open_queue, _check_name, _take_turn, _tokens, _raise_no_job,
--- _next_token, attempt_key, _idempotency_key.
+-- Reads: job. Writes: job, claim, queue_bucket. Calls: clock, _open_queue, _check_name, _take_turn, _count_running,
+-- _tokens, _raise_no_job, _next_token, _look_after, attempt_key, _idempotency_key.
 create or replace function almanac.claim_job(
     queue text, job_id bigint, worker text, lease interval default null)
     returns almanac.claimed_job
@@ -37,11 +37,10 @@ begin
         when v_job.due_at > v_now then 'is not due before ' || v_job.due_at
         when v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now
             then 'waits in a paused queue'
-        when v_queue.max_running <= (select count(*) from almanac.job
-                                      where job.queue = claim_job.queue and job.state = 'running')
+        when v_queue.max_running <= almanac._count_running(claim_job.queue)
             then 'has to wait: as many jobs run as the queue allows'
         when v_queue.max_running_per_key <= (select count(*) from almanac.job
-                                              where job.queue = claim_job.queue and job.state = 'running'
+                                              where job.queue = claim_job.queue and job.counted_at is not null
                                                 and job.concurrency_key = v_job.concurrency_key)
             then 'has to wait: its concurrency_key is busy'
         when v_queue.rate_limit is not null and almanac._tokens(v_queue, v_now) < 1
@@ -58,9 +57,15 @@ begin
     update almanac.job
        set state = 'running', parked_at = null, attempt = job.attempt + 1,
            lease_token = almanac._next_token(job.lease_token), leased_by = claim_job.worker, claimed_at = v_now,
-           lease_expires_at = almanac.clock() + coalesce(claim_job.lease, job.lease, v_queue.lease)
+           lease_expires_at = almanac.clock() + coalesce(claim_job.lease, job.lease, v_queue.lease),
+           counted_at = case when num_nonnulls(v_queue.max_running, v_queue.rate_limit, v_queue.keyed_at,
+                                               job.concurrency_key) > 0 then v_now end
      where job.queue = claim_job.queue and job.id = claim_job.job_id
     returning * into v_job;
+    if v_job.counted_at is null then
+        insert into almanac.claim (queue, look_at, job_ids)
+        values (v_job.queue, v_now + almanac._look_after(), array[v_job.id]);
+    end if;
     return row (v_job.queue, v_job.id, v_job.job_type, v_job.payload, v_job.attempt, v_job.max_attempts, v_job.due_at,
                 v_now - v_job.due_at, v_job.lease_token, v_job.lease_expires_at,
                 coalesce(v_job.idempotency_key, almanac._idempotency_key(v_job.queue, v_job.id, v_job.created_at)),

@@ -32,7 +32,7 @@ begin
           from parked
           join almanac.queue q on q.queue = parked.queue
          where q.max_running_per_key > (select count(*) from almanac.job
-                                         where job.queue = parked.queue and job.state = 'running'
+                                         where job.queue = parked.queue and job.counted_at is not null
                                            and job.concurrency_key = parked.concurrency_key)
          group by parked.queue
     loop
@@ -43,10 +43,93 @@ $$;
 comment on function almanac._unpark_forgotten(text) is
     'Make jobs claimable that are parked for a key with a free place.';
 
+-- 60 _end_lost: ends an attempt whose worker has not been heard of in time. The caller has locked the row.
+-- Calls: _end_attempt.
+create or replace function almanac._end_lost(held almanac.job)
+    returns void
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform almanac._end_attempt(_end_lost.held, 'lost', error => format(
+        'worker %s did not report back before its lease ended at %s',
+        (_end_lost.held).leased_by, (_end_lost.held).lease_expires_at));
+end;
+$$;
+comment on function almanac._end_lost(almanac.job) is 'End an attempt whose lease has expired.';
+
+-- 60 _reclaim_claimed: ends the expired attempts among what was claimed in queues without limits. Claims whose time has
+-- come are taken out, and of their jobs those that still run are put back as one claim of their queue, to be looked at
+-- when the first of their leases may have ended. A job that somebody has locked runs for as long as that is so. At most
+-- batch_size attempts are ended, and of so many more jobs is it asked whether they run. Returns how many were ended.
+-- Reads: job. Writes: claim. Calls: clock, _end_lost.
+create or replace function almanac._reclaim_claimed(queue text, batch_size integer)
+    returns integer
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off
+as $$
+declare
+    v_now       timestamptz := almanac.clock();
+    -- What is put back is not taken out again by the same call: it may be locked.
+    v_upto      bigint := pg_sequence_last_value('almanac.claim_id_seq');
+    v_claims    integer;
+    v_queue     text;
+    v_ids       bigint[];
+    v_job       almanac.job;
+    v_asked     bigint := 0;
+    v_reclaimed integer := 0;
+begin
+    loop
+        v_claims := 0;
+        for v_queue, v_ids in
+            with looked_at as (
+                delete from almanac.claim
+                 where claim.ctid = any (array(
+                    select due.ctid from almanac.claim due
+                     where due.look_at <= v_now and due.id <= v_upto
+                       and (_reclaim_claimed.queue is null or due.queue = _reclaim_claimed.queue)
+                     order by due.look_at
+                     limit 100
+                       for update skip locked))
+                returning claim.queue, claim.job_ids
+            )
+            select looked_at.queue, array_agg(distinct listed.job_id)
+              from looked_at cross join lateral unnest(looked_at.job_ids) as listed (job_id)
+             group by looked_at.queue
+             order by looked_at.queue
+        loop
+            v_claims := v_claims + 1;
+            v_asked := v_asked + cardinality(v_ids);
+            for v_job in
+                select job.* from almanac.job
+                 where job.queue = v_queue and job.id = any (v_ids)
+                   and job.state = 'running' and job.lease_expires_at <= v_now
+                 limit _reclaim_claimed.batch_size - v_reclaimed
+                   for update skip locked
+            loop
+                perform almanac._end_lost(v_job);
+                v_reclaimed := v_reclaimed + 1;
+            end loop;
+            insert into almanac.claim (queue, look_at, job_ids)
+            select v_queue, min(job.lease_expires_at), array_agg(job.id)
+              from almanac.job
+             where job.queue = v_queue and job.id = any (v_ids)
+               and job.state = 'running' and job.counted_at is null
+            having count(*) > 0;
+        end loop;
+        exit when v_claims = 0 or v_reclaimed >= _reclaim_claimed.batch_size
+            or v_asked >= 100 * _reclaim_claimed.batch_size::bigint;
+    end loop;
+    return v_reclaimed;
+end;
+$$;
+comment on function almanac._reclaim_claimed(text, integer) is
+    'End expired attempts of queues without limits, and forget claims whose jobs have ended.';
+
 -- 60 reclaim_expired: running -> retrying or dead, for leases nobody extended. The attempt ends as lost and goes
 -- through the same decision as a failure, so a job that kills its workers ends in dead. Reads only the job row: what
 -- became of the worker does not matter. All queues if none is given.
--- Reads: job. Calls: clock, _end_attempt, _unpark_forgotten.
+-- Reads: job. Calls: clock, _end_lost, _reclaim_claimed, _unpark_forgotten.
 create or replace function almanac.reclaim_expired(queue text default null, batch_size integer default 1000)
     returns integer
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -54,23 +137,23 @@ as $$
 declare
     v_now       timestamptz := almanac.clock();
     v_job       almanac.job;
-    v_reclaimed integer := 0;
+    v_reclaimed integer;
 begin
     if reclaim_expired.batch_size is null or reclaim_expired.batch_size not between 1 and 100000 then
         raise exception using errcode = '22023', message = 'batch_size must be between 1 and 100000',
             detail = format('It is %s.', coalesce(reclaim_expired.batch_size::text, 'null')),
             hint   = 'Call reclaim_expired again while it returns as many as that.';
     end if;
+    v_reclaimed := almanac._reclaim_claimed(reclaim_expired.queue, reclaim_expired.batch_size);
     for v_job in
         select job.* from almanac.job
-         where job.state = 'running' and job.lease_expires_at <= v_now
+         where job.counted_at is not null and job.lease_expires_at <= v_now
            and (reclaim_expired.queue is null or job.queue = reclaim_expired.queue)
          order by job.queue, job.concurrency_key, job.id
-         limit reclaim_expired.batch_size
+         limit reclaim_expired.batch_size - v_reclaimed
            for update skip locked
     loop
-        perform almanac._end_attempt(v_job, 'lost', error => format(
-            'worker %s did not report back before its lease ended at %s', v_job.leased_by, v_job.lease_expires_at));
+        perform almanac._end_lost(v_job);
         v_reclaimed := v_reclaimed + 1;
     end loop;
     perform almanac._unpark_forgotten(reclaim_expired.queue);

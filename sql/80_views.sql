@@ -1,5 +1,24 @@
 -- 80 views: what an operator looks at. security_barrier is not needed: observers may see every row.
 
+-- Found without reading the jobs that wait: those that are counted, and those listed in claims.
+create or replace view almanac.running_job as
+with running as not materialized (
+    select job.* from almanac.job where job.counted_at is not null
+     union all
+    select job.*
+      from (select distinct claim.queue, listed.job_id
+              from almanac.claim cross join lateral unnest(claim.job_ids) as listed (job_id)) claimed
+      join almanac.job on job.queue = claimed.queue and job.id = claimed.job_id
+     where job.state = 'running' and job.counted_at is null)
+select running.queue, running.id as job_id, running.job_type, running.leased_by, running.claimed_at,
+       almanac.clock() - running.claimed_at as runs_for, running.lease_expires_at, running.cancel_requested_at,
+       running.attempt, running.max_attempts,
+       almanac.attempt_key(running.id, running.attempt, running.lease_token) as attempt_key,
+       running.payload::jsonb as payload, running.schedule, running.tick_at
+  from running;
+comment on view almanac.running_job is
+    'What runs now: who has it, since when, and until when unless the lease is extended.';
+
 create or replace view almanac.queue_overview as
 select queue.queue,
        counts.scheduled, counts.due, counts.running, counts.retrying, counts.parked, counts.oldest_due_at,
@@ -43,7 +62,7 @@ with full_queue as materialized (
       from almanac.queue
       left join almanac.queue_bucket as bucket on bucket.queue = queue.queue
      where case when queue.max_running is not null
-                then (select count(*) from almanac.job where job.queue = queue.queue and job.state = 'running')
+                then (select count(*) from almanac.running_job as running where running.queue = queue.queue)
                      >= queue.max_running end
         -- As _tokens, which those who look may not call.
         or bucket.tokens + queue.rate_limit * greatest(extract(epoch from almanac.clock() - bucket.refilled_at), 0)
@@ -64,11 +83,12 @@ select job.queue, job.id as job_id, job.job_type, job.state, job.priority, job.d
 comment on view almanac.late_job is 'Jobs due for more than a minute that nobody has claimed, and the likely reason.';
 
 create or replace view almanac.stuck_job as
-select job.queue, job.id as job_id, job.job_type, job.leased_by, job.claimed_at, job.lease_expires_at,
-       almanac.clock() - job.lease_expires_at as expired_for, job.attempt, job.max_attempts, job.cancel_requested_at
-  from almanac.job
- where job.state = 'running'
-   and (job.lease_expires_at <= almanac.clock() or job.cancel_requested_at < almanac.clock() - interval '1 minute');
+select running.queue, running.job_id, running.job_type, running.leased_by, running.claimed_at, running.lease_expires_at,
+       almanac.clock() - running.lease_expires_at as expired_for, running.attempt, running.max_attempts,
+       running.cancel_requested_at
+  from almanac.running_job as running
+ where running.lease_expires_at <= almanac.clock()
+    or running.cancel_requested_at < almanac.clock() - interval '1 minute';
 comment on view almanac.stuck_job is 'Running jobs whose lease has expired, or whose worker does not react to cancel.';
 
 create or replace view almanac.dead_job as
@@ -95,10 +115,9 @@ select h.queue, h.id, h.attempt, h.leased_by, h.claimed_at, h.finished_at, 'comp
   from almanac.job_history h
  where h.state = 'completed'
  union all
-select j.queue, j.id, j.attempt, j.leased_by, j.claimed_at, null, null, null,
-       almanac.attempt_key(j.id, j.attempt, j.lease_token), null
-  from almanac.job j
- where j.state = 'running';
+select running.queue, running.job_id, running.attempt, running.leased_by, running.claimed_at, null, null, null,
+       running.attempt_key, null
+  from almanac.running_job as running;
 comment on view almanac.attempt_log is 'Every attempt ever made, within retention; outcome is null while it runs.';
 
 create or replace view almanac.audit_log as

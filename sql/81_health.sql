@@ -1,5 +1,5 @@
 -- 81 health: is everything moving? One row for each thing that was looked at; status is ok, warning or critical.
--- Reads: heartbeat, queue, job, job_history, schedule, worker. Calls: clock, _pg_cron_state.
+-- Reads: heartbeat, queue, job, running_job, job_history, schedule, worker. Calls: clock, _pg_cron_state.
 create or replace function almanac.health()
     returns setof almanac.health_check
     language plpgsql stable security definer
@@ -73,7 +73,8 @@ begin
              cross join lateral unnest(q.priorities) as p (priority)
              cross join lateral (
                 select job.due_at from almanac.job
-                 where job.queue = q.queue and job.state in ('scheduled', 'retrying') and job.parked_at is null
+                 where job.queue = q.queue and job.state in ('scheduled', 'retrying')
+                   and job.parked_at is null and job.counted_at is null
                    and job.priority = p.priority and job.due_at <= v_now
                  order by job.due_at limit 1) level
              where q.paused_at is null or q.paused_until <= v_now) oldest
@@ -87,8 +88,8 @@ begin
              then 'Is a worker running for that queue? See almanac.late_job, almanac.worker_overview.' end,
         v_age)::almanac.health_check;
 
-    select count(*) into v_count from almanac.job
-     where job.state = 'running' and job.lease_expires_at < v_now - interval '10 seconds';
+    select count(*) into v_count from almanac.running_job as running
+     where running.lease_expires_at < v_now - interval '10 seconds';
     return next row ('expired_leases', case when v_count = 0 then 'ok' else 'warning' end,
         format('%s running jobs whose lease has expired', v_count),
         case when v_count > 0 then 'The next tick gives them to another worker; see almanac.stuck_job.' end,

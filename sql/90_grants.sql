@@ -56,9 +56,9 @@ grant execute on function
     to almanac_producer, almanac_worker, almanac_operator, almanac_observer, almanac_admin;
 
 grant select on
-    almanac.queue_overview, almanac.job_overview, almanac.late_job, almanac.stuck_job, almanac.dead_job,
-    almanac.worker_overview, almanac.attempt_log, almanac.audit_log, almanac.schedule_overview, almanac.upcoming_tick,
-    almanac.tick_log, almanac.schedule_history, almanac.schedule_template_overview
+    almanac.queue_overview, almanac.job_overview, almanac.late_job, almanac.running_job, almanac.stuck_job,
+    almanac.dead_job, almanac.worker_overview, almanac.attempt_log, almanac.audit_log, almanac.schedule_overview,
+    almanac.upcoming_tick, almanac.tick_log, almanac.schedule_history, almanac.schedule_template_overview
     to almanac_operator, almanac_observer, almanac_admin;
 
 -- Those who look: is it well, and why did it (not) run?

@@ -113,6 +113,16 @@ class Jobs:
                                   and w.state in ('scheduled', 'retrying') and w.parked_at is null)""")
         return [row.id for row in rows]
 
+    def unwatched(self) -> list[int]:
+        """Running jobs whose lease could end unnoticed: neither counted nor in a claim that is looked at by then."""
+        rows = self.sql("""
+            select job.id from almanac.job
+             where job.state = 'running' and job.counted_at is null
+               and not exists (select from almanac.claim
+                                where claim.queue = job.queue and job.id = any (claim.job_ids)
+                                  and claim.look_at <= job.lease_expires_at)""")
+        return [row.id for row in rows]
+
     def attempts(self, job_id: int) -> list[tuple[int, str | None]]:
         rows = self.sql(
             "select attempt, outcome from almanac.attempt_log where job_id = %s order by claimed_at, attempt_key",

@@ -39,7 +39,7 @@ SETTINGS = {
 }
 TEMPLATE = "bench_template"
 #: Everything that holds work besides the jobs, emptied between two runs.
-TRACES = "almanac.job_history, almanac.attempt, almanac.dedup, almanac.sleeper, almanac.worker"
+TRACES = "almanac.job_history, almanac.attempt, almanac.dedup, almanac.sleeper, almanac.claim, almanac.worker"
 
 
 @dataclass

@@ -38,15 +38,21 @@ with c as (select id from q where run_at <= now() and state = 'pending' order by
 update q set state = 'running', attempts = attempts + 1 from c where q.id = c.id returning q.id
 """
 SAME_ROWS_CLAIM = """
-update almanac.job
-   set state = 'running', attempt = attempt + 1, lease_token = lease_token + 1, leased_by = 'bench', claimed_at = now(),
-       lease_expires_at = now() + interval '5 minutes'
- where ctid = any (array(
-    select ctid from almanac.job
-     where queue = 'default' and priority = 0 and due_at <= now()
-       and state in ('scheduled', 'retrying') and parked_at is null
-     order by due_at, id limit %s for update skip locked))
-returning id
+with claimed as (
+    update almanac.job
+       set state = 'running', attempt = attempt + 1, lease_token = lease_token + 1, leased_by = 'bench',
+           claimed_at = now(), lease_expires_at = now() + interval '5 minutes'
+     where ctid = any (array(
+        select ctid from almanac.job
+         where queue = 'default' and priority = 0 and due_at <= now()
+           and state in ('scheduled', 'retrying') and parked_at is null and counted_at is null
+         order by due_at, id limit %s for update skip locked))
+    returning id
+), listed as (
+    insert into almanac.claim (queue, look_at, job_ids)
+    select 'default', now() + interval '1 second', array_agg(id) from claimed having count(*) > 0
+)
+select id from claimed
 """
 SAME_ROWS_COMPLETE = """
 with ended as (delete from almanac.job where queue = 'default' and id = any (%b) returning *)
@@ -62,6 +68,10 @@ values ('default', now(), now(), 5, 'noop', 'bench')
 """
 CLAIM = "select job_id, lease_token from almanac.claim_due('default', 'bench', %s)"
 COMPLETE = "select almanac.complete_many('default', %b, %b)"
+COMPLETE_AND_CLAIM = """
+with ended as materialized (select count(*)::integer as jobs from almanac.complete_many('default', %b, %b))
+select claimed.job_id, claimed.lease_token from ended, almanac.claim_due('default', 'bench', ended.jobs) as claimed
+"""
 FILL = """
 select count(*) from almanac.enqueue_many('default', 'noop', array_fill('{}'::jsonb, array[%s]), due_at => %s,
                                           priority => %s)
@@ -74,11 +84,13 @@ class Work:
 
     claim: str
     end: str
+    #: Ends those and claims as many others, where one statement can.
+    both: str | None = None
 
 
 CEILING = Work(CEILING_CLAIM, CEILING_DELETE)
 SAME_ROWS = Work(SAME_ROWS_CLAIM, SAME_ROWS_COMPLETE)
-OURS = Work(CLAIM, COMPLETE)
+OURS = Work(CLAIM, COMPLETE, COMPLETE_AND_CLAIM)
 METRICS = {
     CEILING: "ceiling_claim_delete_per_s",
     SAME_ROWS: "same_rows_claim_complete_per_s",
@@ -100,6 +112,10 @@ def batches(work: Work, batch: int, chained: bool, conn: Connection) -> Iterator
     cursor.execute(work.claim.encode(), (batch,), prepare=True)
     while rows := cursor.fetchall():
         columns = [list(column) for column in zip(*rows, strict=True)]
+        if chained and work.both:
+            cursor.execute(work.both.encode(), columns, prepare=True)
+            yield len(rows)
+            continue
         with conn.pipeline() if chained else contextlib.nullcontext():
             ending.execute(work.end.encode(), columns, prepare=True)
             cursor.execute(work.claim.encode(), (batch,), prepare=True)

@@ -10,10 +10,10 @@ import psycopg
 from tests.bench import jobs
 from tests.bench.harness import Bench, Connection, Leg, Measurement
 
-# What a job passes through: its table with all indexes and its toast.
+# What a job passes through: its table and that of claims, with all indexes and toast.
 SIZES = """
-select pg_total_relation_size('almanac.job'), pg_indexes_size('almanac.job'),
-       (select n_dead_tup from pg_stat_user_tables where relid = 'almanac.job'::regclass)
+select sum(pg_total_relation_size(relid))::bigint, sum(pg_indexes_size(relid))::bigint, sum(n_dead_tup)::bigint
+  from pg_stat_user_tables where relid in ('almanac.job'::regclass, 'almanac.claim'::regclass)
 """
 BATCH = 100
 
@@ -52,8 +52,13 @@ def soaked(bench: Bench) -> Iterator[Measurement]:
                 cursor.fetchall()
                 done[0] += len(rows)
 
+    def tick() -> None:
+        with psycopg.connect(bench.dsn(), autocommit=True) as conn:
+            while not stop.wait(1.0):
+                conn.execute("select almanac.tick()")
+
     with bench.emptied() as conn:
-        threads = [threading.Thread(target=produce), threading.Thread(target=consume)]
+        threads = [threading.Thread(target=part) for part in (produce, consume, tick)]
         for thread in threads:
             thread.start()
         try:

@@ -305,6 +305,7 @@ def test_mixed_batches_on_overlapping_jobs_do_not_deadlock(request, live_jobs, l
     assert jobs.one("select deadlocks from pg_stat_database where datname = current_database()") == 0
     assert min(counts.values()) > 0
     assert len(counts) == len(acts)
+    assert jobs.unwatched() == [], f"seed {seed}"
     # Nobody was forgotten: when the last leases have ended, what is left can be worked off.
     time.sleep(5.5)
     while jobs.reclaim_expired()[0].reclaim_expired:

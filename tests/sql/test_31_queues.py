@@ -257,15 +257,16 @@ def test_a_type_that_makes_no_sense_is_refused(jobs, settings):
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_a_queue_is_dropped_with_all_that_is_its_own(jobs, name):
     for queue in (name, "other"):
-        jobs.put(queue, rate_limit=5, rate_interval="1 minute")
+        jobs.put(queue)
         jobs.put_job_type(queue=queue, job_type="t", max_attempts=9)
         job_id = jobs.add(queue, dedup_key="k", dedup_for="1 hour")
         (claimed,) = jobs.claim_job(queue=queue, job_id=job_id, worker="w")
         jobs.complete(**held(claimed))
+        jobs.put(queue, rate_limit=5, rate_interval="1 minute")
         jobs.doze(queue=queue, worker="w")
         jobs.grant_queue(queue=queue, role="postgres", may="operate")
     jobs.drop_queue(queue=name, reason="a typing error")
-    for table in ("queue", "queue_bucket", "queue_grant", "job_type", "dedup", "sleeper"):
+    for table in ("queue", "queue_bucket", "queue_grant", "job_type", "dedup", "sleeper", "claim"):
         left = jobs.sql(f"select distinct queue from almanac.{table} where queue <> 'default'")
         assert left == [("other",)], table
     log = jobs.one("select * from almanac.audit_log where action = 'drop_queue'")

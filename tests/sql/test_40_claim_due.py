@@ -209,6 +209,42 @@ def test_jobs_long_claimed_are_not_in_the_way_until_the_next_vacuum(live_jobs):
         assert sorted(read)[len(read) * 3 // 4] < 20
 
 
+def test_jobs_that_run_are_not_in_the_way(live_jobs):
+    """They stay in the index until they end; a session passes over them once a second at most."""
+    jobs = live_jobs
+    jobs.put()
+    jobs.enqueue_many(queue="q", job_type="t", payloads=[{}] * 2000)
+    assert len(jobs.claim(batch_size=2000)) == 2000
+    with psycopg.connect(jobs.conn.info.dsn, autocommit=True) as newcomer:
+        assert entries_read(Jobs(newcomer), Jobs(newcomer).claim) >= 2000
+        read = []
+        for _ in range(300):
+            jobs.add()
+            read.append(entries_read(jobs, jobs.claim_one))
+        assert sorted(read)[len(read) * 3 // 4] < 20
+
+
+def test_a_claim_and_an_extension_need_no_entry_in_any_index(jobs):
+    """Which would cost more than the claim."""
+
+    def updated(call):
+        """How many jobs a call changes, and how many of them without an entry."""
+        counts = """select pg_stat_get_xact_tuples_updated('almanac.job'::regclass),
+                           pg_stat_get_xact_tuples_hot_updated('almanac.job'::regclass)"""
+        with jobs.conn.transaction():
+            before, result, after = jobs.one(counts), call(), jobs.one(counts)
+        return result, after[0] - before[0], after[1] - before[1]
+
+    jobs.put()
+    jobs.enqueue_many(queue="q", job_type="t", payloads=[{"n": n} for n in range(1000)])
+    batch, claimed, heap_only = updated(lambda: jobs.claim(batch_size=1000))
+    assert (claimed, heap_only) == (1000, 1000)
+    leases = {"job_ids": [j.job_id for j in batch], "lease_tokens": [j.lease_token for j in batch]}
+    _, extended, heap_only = updated(lambda: jobs.extend_leases(queue="q", **leases))
+    assert extended == 1000
+    assert heap_only > 900
+
+
 def test_claims_go_from_the_start_again_once_nothing_is_in_the_way(live_jobs):
     jobs = live_jobs
     jobs.put()

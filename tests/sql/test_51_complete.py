@@ -101,6 +101,37 @@ def test_many_at_once_and_the_lost_ones_are_left_out(jobs, clock):
     assert jobs.state(lost.job_id) == "running"
 
 
+@pytest.mark.parametrize("apart", [1, 2, 1000], ids=["in a row", "close together", "far apart"])
+def test_only_the_jobs_that_are_named_are_completed_however_far_apart_they_are(jobs, apart):
+    """Also where one that lies between two of them happens to have the same token."""
+    jobs.put()
+    first = jobs.one("select nextval('almanac.job_id_seq')")
+    jobs.sql(
+        """insert into almanac.job (queue, id, due_at, created_at, max_attempts, job_type, created_by)
+           select 'q', %s + n * %s, almanac.clock(), almanac.clock(), 5, 't', 'somebody'
+             from generate_series(1, 7) as n""",
+        first, apart,
+    )  # fmt: skip
+    batch = jobs.claim(batch_size=7)
+    token = batch[0].lease_token
+    jobs.sql("update almanac.job set lease_token = %s", token)
+    named = [j.job_id for j in batch if j is not batch[2] and j is not batch[5]]
+    tokens = [token + (job_id == named[1]) for job_id in named]
+    done = jobs.complete_many(queue="q", job_ids=named, lease_tokens=tokens, results=[{"n": n} for n in named])
+    assert sorted(row[0] for row in done) == [named[0], *named[2:]]
+    left = [row.id for row in jobs.sql("select id from almanac.job order by id")]
+    assert left == sorted([named[1], batch[2].job_id, batch[5].job_id])
+    assert all(jobs.find(row[0]).result == {"n": row[0]} for row in done)
+
+
+def test_ids_that_nobody_has_given_out_are_left_out(jobs):
+    jobs.put()
+    job = jobs.running()
+    ids = [-(2**63), -1, job.job_id, 2**63 - 1]
+    done = jobs.complete_many(queue="q", job_ids=ids, lease_tokens=[job.lease_token] * 4)
+    assert [row[0] for row in done] == [job.job_id]
+
+
 def test_many_of_nothing_is_nothing(jobs):
     jobs.put()
     assert jobs.complete_many(queue="q", job_ids=[], lease_tokens=[]) == []

@@ -97,3 +97,146 @@ def test_an_expired_lease_shows_up_as_stuck_until_it_is_reclaimed(jobs, clock):
     assert stuck == (job.job_id, 2 * MINUTE)
     reclaim(jobs)
     assert jobs.sql("select 1 from almanac.stuck_job") == []
+
+
+# ── how running jobs are found ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def claims(jobs):
+    """What is listed, in the order in which it will be looked at."""
+    return [
+        (row.look_at, sorted(row.job_ids))
+        for row in jobs.sql("select look_at, job_ids from almanac.claim order by look_at, id")
+    ]
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_running": 100}, {"rate_limit": 100, "rate_interval": MINUTE}])
+@pytest.mark.parametrize("by", ["claim_due", "claim_job"])
+def test_whatever_runs_is_found_when_its_lease_ends(jobs, clock, limits, by):
+    jobs.put(**limits)
+    job_id = jobs.add()
+    if by == "claim_due":
+        jobs.claim_one(lease=timedelta(seconds=1))
+    else:
+        jobs.claim_job(queue="q", job_id=job_id, worker="w", lease=timedelta(seconds=1))
+    assert jobs.unwatched() == []
+    clock.advance(seconds=1, microseconds=-1)
+    assert reclaim(jobs) == 0
+    clock.advance(microseconds=1)
+    assert reclaim(jobs) == 1
+    assert jobs.state(job_id) == "retrying"
+
+
+def test_what_has_ended_is_forgotten_at_the_first_look(jobs, clock):
+    jobs.put()
+    jobs.enqueue_many(queue="q", job_type="t", payloads=[{}] * 10)
+    for _ in range(2):
+        batch = jobs.claim(batch_size=5)
+        jobs.complete_many(queue="q", job_ids=[j.job_id for j in batch], lease_tokens=[j.lease_token for j in batch])
+    assert len(claims(jobs)) == 2
+    clock.advance(seconds=1)
+    assert reclaim(jobs) == 0
+    assert claims(jobs) == []
+
+
+def test_what_still_runs_is_looked_at_again_when_the_first_of_its_leases_may_have_ended(jobs, clock):
+    jobs.put()
+    start = clock.now()
+    brief, long, ended = (jobs.running(lease=minutes * MINUTE) for minutes in (2, 9, 5))
+    jobs.complete(**held(ended))
+    clock.advance(seconds=1)
+    assert reclaim(jobs) == 0
+    assert claims(jobs) == [(start + 2 * MINUTE, [brief.job_id, long.job_id])]
+    clock.freeze(start + MINUTE)
+    jobs.extend_lease(**held(brief), lease=5 * MINUTE)
+    clock.freeze(start + 2 * MINUTE)
+    assert reclaim(jobs) == 0
+    assert claims(jobs) == [(start + 6 * MINUTE, [brief.job_id, long.job_id])]
+    clock.freeze(start + 6 * MINUTE)
+    assert reclaim(jobs) == 1
+    assert jobs.state(brief.job_id) == "retrying"
+    assert claims(jobs) == [(start + 9 * MINUTE, [long.job_id])]
+
+
+def test_a_job_that_was_given_back_and_claimed_again_is_watched_by_its_new_lease(jobs, clock):
+    jobs.put()
+    first = jobs.running(lease=2 * MINUTE)
+    jobs.release(**held(first))
+    assert jobs.claim_one(lease=9 * MINUTE).job_id == first.job_id
+    clock.advance(minutes=2)
+    assert reclaim(jobs) == 0
+    assert jobs.unwatched() == []
+    clock.advance(minutes=7)
+    assert reclaim(jobs) == 1
+    assert claims(jobs) == []
+
+
+def test_a_claim_that_is_rolled_back_is_not_listed(jobs, session, clock):
+    jobs.put()
+    job_id = jobs.add()
+    other = session()
+    with other.conn.transaction(force_rollback=True):
+        assert other.claim_ids() == [job_id]
+    assert claims(jobs) == []
+
+
+def test_each_of_two_who_look_at_once_leaves_the_claims_of_the_other_alone(jobs, session, clock):
+    jobs.put(max_attempts=2)
+    jobs.running()
+    clock.advance(days=1)
+    other = session()
+    with other.conn.transaction():
+        assert reclaim(other) == 1
+        assert reclaim(jobs) == 0
+    assert reclaim(jobs) == 0
+    assert jobs.attempts(jobs.one("select id from almanac.job")) == [(1, "lost")]
+
+
+def test_one_look_is_bounded_and_the_next_goes_on(jobs, clock):
+    """Of many claims, so that nobody waits for long, whether or not anything has expired."""
+    jobs.put()
+    jobs.sql(
+        """
+        insert into almanac.claim (queue, look_at, job_ids)
+        select 'q', almanac.clock(), array_agg(-n) from generate_series(1, 100_000) n group by n / 100
+    """.replace("100_000", "100000")
+    )
+    looks = 0
+    while claims(jobs):
+        assert reclaim(jobs, batch_size=200) == 0
+        looks += 1
+    assert looks == 5
+
+
+def test_a_locked_job_whose_lease_has_ended_does_not_hold_up_the_look(jobs, session, clock):
+    jobs.put()
+    stuck = jobs.running()
+    clock.advance(days=1)
+    other = session()
+    with other.conn.transaction():
+        other.sql("select from almanac.job for update")
+        assert reclaim(jobs) == 0
+        assert jobs.unwatched() == []
+    assert reclaim(jobs) == 1
+    assert jobs.state(stuck.job_id) == "retrying"
+
+
+@pytest.mark.parametrize("claimed_by", ["claim_due", "claim_job"])
+def test_what_runs_since_before_there_was_a_limit_counts(jobs, claimed_by):
+    jobs.put()
+    for _ in range(2):
+        jobs.running()
+    waiting = [jobs.add() for _ in range(3)]
+    jobs.put(max_running=3)
+
+    def claim(job_id):
+        if claimed_by == "claim_due":
+            return jobs.claim_ids(batch_size=5)
+        return [row.job_id for row in jobs.claim_job(queue="q", job_id=job_id, worker="w")]
+
+    assert claim(waiting[0]) == waiting[:1]
+    if claimed_by == "claim_due":
+        assert claim(waiting[1]) == []
+    else:
+        with refused("PA003"):
+            claim(waiting[1])

@@ -111,6 +111,36 @@ def test_job_overview_leaves_history_alone_where_only_live_jobs_are_asked_for(jo
     assert "job_history" not in "\n".join(row if isinstance(row, str) else row[0] for row in plan)
 
 
+def test_running_job_shows_what_runs_and_each_once(jobs, clock):
+    jobs.put()
+    jobs.put("limited", max_running=10)
+    again, ended, back = jobs.running(), jobs.running(), jobs.running()
+    jobs.release(**held(again))
+    again = jobs.claim_one(worker="the second")
+    jobs.complete(**held(ended))
+    jobs.fail_with_backoff(**held(back), error="x")
+    jobs.add("limited")
+    (counted,) = jobs.claim("limited")
+    jobs.add()
+    clock.advance(seconds=30)
+    rows = {row.job_id: row for row in jobs.sql("select * from almanac.running_job")}
+    assert sorted(rows) == [again.job_id, counted.job_id]
+    assert len(jobs.sql("select * from almanac.running_job")) == 2
+    row = rows[again.job_id]
+    assert (row.leased_by, row.runs_for, row.attempt) == ("the second", timedelta(seconds=30), 1)
+    assert (row.lease_expires_at, row.attempt_key) == (again.lease_expires_at, again.attempt_key)
+
+
+def test_running_job_does_not_read_what_waits(jobs):
+    jobs.put()
+    jobs.enqueue_many(queue="q", job_type="t", payloads=[{}] * 5000)
+    jobs.claim(batch_size=10)
+    jobs.sql("analyze almanac.job, almanac.claim")
+    plan = "\n".join(row[0] for row in jobs.sql("explain (analyze, costs off) select * from almanac.running_job"))
+    assert "Seq Scan on job" not in plan, plan
+    assert "job_counted_idx" in plan, plan
+
+
 def test_stuck_job_shows_leases_that_ended_and_workers_that_do_not_listen(jobs, clock):
     jobs.put()
     ended = jobs.running(lease=timedelta(seconds=30))

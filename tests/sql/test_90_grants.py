@@ -49,8 +49,9 @@ FUNCTIONS = {
     NOBODY: set(),
 }
 VIEWS = {
-    "queue_overview", "job_overview", "late_job", "stuck_job", "dead_job", "worker_overview", "attempt_log",
-    "audit_log", "schedule_overview", "upcoming_tick", "tick_log", "schedule_history", "schedule_template_overview",
+    "queue_overview", "job_overview", "late_job", "running_job", "stuck_job", "dead_job", "worker_overview",
+    "attempt_log", "audit_log", "schedule_overview", "upcoming_tick", "tick_log", "schedule_history",
+    "schedule_template_overview",
 }  # fmt: skip
 READABLE = {
     "almanac_producer": set(), "almanac_worker": set(), "almanac_operator": VIEWS, "almanac_observer": VIEWS,

@@ -580,6 +580,7 @@ class JobMachine(RuleBasedStateMachine):
         )
         assert {(job_id, attempt, outcome): n for job_id, attempt, outcome, n in attempts} == model.attempts
         assert {(queue, key): (job_id, until) for queue, key, job_id, until in dedup} == model.dedup
+        assert self.world.observer.unwatched() == []
         for queue in QUEUES:
             expected = [job.id for job in model.claimable(queue, 1000, None)]
             assert [job_id for name, job_id in claimable if name == queue] == expected, queue
