@@ -1,5 +1,5 @@
-"""What a job costs as things grow: jobs of the future, history, jobs since the last vacuum, queues, connections; and a
-tick, as schedules do.
+"""What a job costs as things grow: jobs of the future, history, jobs that run, jobs since the last vacuum, queues,
+connections; and a tick, as schedules do.
 
 Each curve starts small and is measured again after every step, so that a point costs only what it adds. The plot goes
 to docs/growth.svg: cost relative to the first point of its curve, against the number of things. Flat is wanted.
@@ -43,7 +43,7 @@ select queue.queue, now(), now(), 5, 'noop', 'bench' from almanac.queue where qu
 
 def growth(bench: Bench) -> Iterator[Leg]:
     """No legs: a curve is measured from left to right, once."""
-    for curve in (future, history, unvacuumed, queues, connections, due_schedules):
+    for curve in (future, history, running, unvacuumed, queues, connections, due_schedules):
         for point in curve(bench):
             bench.emit("growth", point)
         bench.drop(DATABASE)
@@ -77,6 +77,19 @@ def future(bench: Bench) -> Iterator[list[Measurement]]:
 
 def history(bench: Bench) -> Iterator[list[Measurement]]:
     yield from stepwise(bench, "rows of history", HISTORY, "almanac.job_history")
+
+
+def running(bench: Bench) -> Iterator[list[Measurement]]:
+    """So many are run by others, for longer than this takes."""
+    there = 0
+    for count in (1_000, 10_000, 100_000):
+        with psycopg.connect(bench.dsn(DATABASE), autocommit=True) as conn:
+            jobs.fill(conn, count - there)
+            while conn.execute("select from almanac.claim_due('default', 'others', 10000, lease => '1 day')").rowcount:
+                pass
+            bench.settle(conn, "almanac.job")
+        there = count
+        yield measured(bench, "jobs that run", count)
 
 
 def unvacuumed(bench: Bench) -> Iterator[list[Measurement]]:
@@ -149,7 +162,7 @@ def due_schedules(bench: Bench) -> Iterator[list[Measurement]]:
 # ── the plot ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 400, 60, 40, 190, 50
-COLOURS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf"]
+COLOURS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b"]
 
 
 def plot(results: Iterable[Measurement]) -> str:
