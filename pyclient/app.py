@@ -117,6 +117,7 @@ class Almanac:
         """
 
         _with_parentheses("job", job_type)
+        database.put_job_type.statement({"max_attempts": max_attempts})  # as in `schedule`
 
         def declare(handler: Handler) -> Handler:
             name = job_type or getattr(handler, "__name__", None)
@@ -172,6 +173,7 @@ class Almanac:
             if option == "job_type" or option not in database.put_schedule.arguments:
                 raise TypeError(f"a schedule has no option {option!r}; see the arguments of put_schedule")
         options = {name: _interval(value) if name in LENGTHS else value for name, value in options.items()}
+        database.put_schedule.statement(options)  # refuses here what it would refuse when the app is declared
 
         def declare(handler: Handler) -> Handler:
             if handler not in self._handlers:

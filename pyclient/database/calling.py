@@ -120,6 +120,7 @@ class Call(Generic[P, R]):
         self.rows = _Rows(hints.pop("return"))
         parameters = inspect.signature(signature).parameters
         self.adapters = {name: _adapter(hints[name]) for name in parameters}
+        self.integers = {name for name in parameters if int in (hints[name], *typing.get_args(hints[name]))}
         self.required = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
 
     @property
@@ -135,6 +136,9 @@ class Call(Generic[P, R]):
                 wrap = self.adapters[name][1]
             except KeyError:
                 raise TypeError(f"{self.name}() has no argument {name!r}") from None
+            if name in self.integers and isinstance(value, float):
+                # The database would say that it has no such function.
+                raise TypeError(f"{self.name}(): {name} must be a whole number, not {value!r}")
             values[name] = wrap(value) if wrap is not None and value is not None else value
         return call_sql(self.name, tuple(values), tuple(map(self._cast, values, values.values()))), values
 

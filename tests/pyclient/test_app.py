@@ -409,6 +409,14 @@ def test_an_option_that_schedules_do_not_have_is_refused_where_it_is_declared(ap
             app.schedule("0 9 * * *", **{wrong: "skip"})
 
 
+@pytest.mark.parametrize("option", ["max_fires", "max_running", "max_runs", "pace", "priority", "max_attempts"])
+def test_half_a_number_is_refused_where_it_is_declared(app, option):
+    with pytest.raises(TypeError, match=f"{option} must be a whole number, not 2.5"):
+        app.schedule("0 9 * * *", **{option: 2.5})
+    with pytest.raises(TypeError, match="max_attempts must be a whole number, not 2.5"):
+        app.job(max_attempts=2.5)
+
+
 def test_lengths_of_time_of_a_schedule_are_seconds_or_timedeltas(app, jobs):
     options = {"jitter": 1.5, "max_age": 3600, "within": timedelta(hours=2), "gate_wait": 60}
 
