@@ -162,3 +162,35 @@ end;
 $$;
 comment on function almanac.reclaim_expired(text, integer) is
     'End attempts whose lease has expired as lost; returns how many.';
+
+-- 60 end_lease: running -> retrying or dead, by an operator who knows that the worker is gone and does not want to wait
+-- for the end of a long lease. If it is not gone, it has lost its lease like any other: its reports change nothing.
+-- Reads: job. Calls: _caller, _open_queue, _end_attempt, _audit, _raise_no_job.
+create or replace function almanac.end_lease(queue text, job_id bigint, reason text default null)
+    returns almanac.failed_job
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+as $$
+declare
+    v_job   almanac.job;
+    v_ended almanac.failed_job;
+begin
+    perform almanac._open_queue(end_lease.queue, 'operate');
+    select * into v_job from almanac.job
+     where job.queue = end_lease.queue and job.id = end_lease.job_id
+       for update;
+    if not found or v_job.state <> 'running' then
+        perform almanac._raise_no_job(end_lease.queue, end_lease.job_id,
+            coalesce('is ' || v_job.state || ', not running', 'is not running: it has ended, or never was'),
+            'Look it up: select * from almanac.job(queue, job_id);');
+    end if;
+    v_ended := almanac._end_attempt(v_job, 'lost', error => concat_ws(': ',
+        format('%s ended the lease of worker %s', almanac._caller(), v_job.leased_by), end_lease.reason));
+    perform almanac._audit('end_lease', end_lease.queue, end_lease.job_id::text, end_lease.reason,
+        jsonb_build_object('state', v_job.state, 'leased_by', v_job.leased_by,
+                           'lease_expires_at', v_job.lease_expires_at),
+        jsonb_build_object('state', v_ended.state, 'due_at', v_ended.due_at));
+    return v_ended;
+end;
+$$;
+comment on function almanac.end_lease(text, bigint, text) is
+    'End the lease of a running job whose worker is gone; the attempt is lost, and retried or dead as usual.';

@@ -36,11 +36,10 @@ grant execute on function
 -- operators: look, pause, cancel, bring back.
 grant execute on function
     almanac.pause_queue, almanac.resume_queue, almanac.cancel, almanac.redrive, almanac.make_due, almanac.job,
-    almanac.count_due, almanac.reclaim_expired, almanac.put_schedule, almanac.put_schedule_template,
-    almanac.revert_schedule,
-    almanac.pause_schedule, almanac.resume_schedule, almanac.trigger_schedule, almanac.reschedule,
-    almanac.backfill_schedule, almanac.drop_schedule, almanac.advance_schedule, almanac.tick, almanac.start_ticking,
-    almanac.stop_ticking
+    almanac.count_due, almanac.reclaim_expired, almanac.end_lease, almanac.put_schedule,
+    almanac.put_schedule_template, almanac.revert_schedule, almanac.pause_schedule, almanac.resume_schedule,
+    almanac.trigger_schedule, almanac.reschedule, almanac.backfill_schedule, almanac.drop_schedule,
+    almanac.advance_schedule, almanac.tick, almanac.start_ticking, almanac.stop_ticking
     to almanac_operator, almanac_admin;
 
 -- admins: queues, types and rights.

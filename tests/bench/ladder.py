@@ -21,8 +21,9 @@ BATCH = 100
 TABLE = """
 drop table if exists work, history;
 create table work (id bigserial, run_at timestamptz not null, state text not null default 'pending',
-                   attempts int not null default 0, payload jsonb, done_at timestamptz {columns}, primary key ({key}));
-create index on work ({claimed_by}) where state = 'pending';
+                   attempts int not null default 0, payload jsonb, done_at timestamptz {columns}, primary key ({key}))
+    with (fillfactor = {fillfactor});
+create index on work ({claimed_by}) {only};
 insert into work (run_at, payload)
 select now() - interval '1 hour' + n * interval '1 ms', '{{}}' from generate_series(1, {jobs}) n;
 """
@@ -30,7 +31,6 @@ HISTORY = """
 create table history (like work, finished_at timestamptz not null {history_key}) {partitioned};
 """
 TODAY = "create table history_today partition of history default;"
-RUNNING = "create index on work ({running}) where state = 'running';"
 CLAIM = """
 update work set state = 'running', attempts = attempts + 1 {lease}
  where ctid = any (array(
@@ -54,18 +54,18 @@ class Step:
     history_key: str = ""
     columns: str = ""
     lease: str = ""
-    running: str = ""
     queue: str = ""
     level: str = ""
     key: str = "id"
     claimed_by: str = "run_at, id"
+    only: str = "where state = 'pending'"
+    fillfactor: int = 100
 
     def filled(self, statement: str) -> str:
         return statement.format(jobs=JOBS, **vars(self))
 
     def prepare(self, conn: Connection) -> None:
         statements = [TABLE, HISTORY if self.keeps_history else "", TODAY if self.partitioned else ""]
-        statements += [RUNNING if self.running else ""]
         conn.execute(self.filled("".join(statements)).encode())
 
     def work(self, conn: Connection) -> int:
@@ -80,13 +80,15 @@ BY_DAY = replace(
     history_key=", primary key (id, finished_at)",
 )  # fmt: skip
 LEASED = replace(BY_DAY, says="and a lease", columns=LEASE_COLUMNS, lease=LEASE)
-FOUND = replace(LEASED, says="and an index of what runs", running="id")
 QUEUED = replace(
-    FOUND, says="and queues, first in every key, with priorities", columns=LEASE_COLUMNS + QUEUE_COLUMNS,
-    queue="queue = 'default' and", level="priority = 0 and", key="queue, id", running="queue, id",
+    LEASED, says="and queues, first in every key, with priorities", columns=LEASE_COLUMNS + QUEUE_COLUMNS,
+    queue="queue = 'default' and", level="priority = 0 and", key="queue, id",
     claimed_by="queue, priority, run_at, id", history_key=", primary key (queue, id, finished_at)",
 )  # fmt: skip
-STEPS = [BARE, KEPT, BY_DAY, LEASED, FOUND, QUEUED]
+HEAP_ONLY = replace(
+    QUEUED, says="without an index that knows the state, pages filled to less than half", only="", fillfactor=45
+)
+STEPS = [BARE, KEPT, BY_DAY, LEASED, QUEUED, HEAP_ONLY]
 
 
 def ladder(bench: Bench) -> Iterator[Leg]:

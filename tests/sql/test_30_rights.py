@@ -45,6 +45,7 @@ def acts(jobs: Jobs, caller: Jobs) -> dict[str, list[Any]]:
     """Every way to act on the queue, by the right it needs; each works when allowed."""
     running, waiting, dead = jobs.running(), jobs.add(), jobs.dead()
     other, third, fourth = jobs.running(), jobs.running(), jobs.running()
+    fifth = jobs.running()
     waiting2, waiting3 = jobs.add(), jobs.add()
     later, later2 = (jobs.add(due_at=jobs.one("select almanac.clock() + interval '1 hour'")) for _ in range(2))
     return {
@@ -79,6 +80,7 @@ def acts(jobs: Jobs, caller: Jobs) -> dict[str, list[Any]]:
             lambda: caller.job(queue="q", job_id=running.job_id),
             lambda: caller.count_due(queue="q"),
             lambda: caller.make_due(queue="q", job_id=later2),
+            lambda: caller.end_lease(queue="q", job_id=fifth.job_id),
         ],
     }  # fmt: skip
 

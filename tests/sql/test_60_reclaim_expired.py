@@ -99,6 +99,47 @@ def test_an_expired_lease_shows_up_as_stuck_until_it_is_reclaimed(jobs, clock):
     assert jobs.sql("select 1 from almanac.stuck_job") == []
 
 
+# ── an operator does not want to wait ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_operator_ends_the_lease_of_a_worker_that_is_gone(jobs, clock):
+    jobs.put()
+    job = jobs.running(lease=timedelta(days=30))
+    (ended,) = jobs.end_lease(queue="q", job_id=job.job_id, reason="its host burnt down")
+    assert (ended.state, ended.due_at, ended.attempt) == ("retrying", clock.now() + MINUTE, 1)
+    assert jobs.attempts(job.job_id) == [(1, "lost")]
+    assert "its host burnt down" in jobs.find(job.job_id).last_error
+    log = jobs.one("select * from almanac.audit_log where action = 'end_lease'")
+    assert (log.subject, log.reason) == (str(job.job_id), "its host burnt down")
+    assert (log.before["leased_by"], log.after["state"]) == ("w", "retrying")
+    with refused("PA002"):
+        jobs.complete(**held(job))
+    clock.advance(minutes=1)
+    assert jobs.claim_one().job_id == job.job_id
+
+
+@pytest.mark.parametrize("becomes", ["dead", "cancelled"])
+def test_a_lease_that_is_ended_goes_the_way_of_one_that_ends(jobs, becomes):
+    jobs.put(max_attempts=1 if becomes == "dead" else 5, max_running=1)
+    job = jobs.running()
+    if becomes == "cancelled":
+        jobs.cancel(queue="q", job_id=job.job_id)
+    waiting = jobs.add()
+    assert jobs.end_lease(queue="q", job_id=job.job_id)[0].state == becomes
+    assert jobs.state(job.job_id) == becomes
+    assert jobs.claim_ids() == [waiting], "its place is free"
+
+
+@pytest.mark.parametrize("state", ["scheduled", "completed", None])
+def test_only_a_lease_that_there_is_can_be_ended(jobs, state):
+    jobs.put()
+    job_id = -1 if state is None else jobs.add()
+    if state == "completed":
+        jobs.complete(**held(jobs.claim_one()))
+    with refused("PA003"):
+        jobs.end_lease(queue="q", job_id=job_id)
+
+
 # ── how running jobs are found ──────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -33,7 +33,7 @@ WORKER = {
     "put_job_type", "reclaim_expired", "put_schedule", "advance_schedule", "tick", "tick_if_stale",
 }  # fmt: skip
 OPERATOR = {
-    "pause_queue", "resume_queue", "cancel", "redrive", "make_due", "job", "count_due", "reclaim_expired",
+    "pause_queue", "resume_queue", "cancel", "redrive", "make_due", "job", "count_due", "reclaim_expired", "end_lease",
     "put_schedule", "put_schedule_template", "revert_schedule", "pause_schedule", "resume_schedule",
     "trigger_schedule", "reschedule",
     "backfill_schedule", "drop_schedule", "advance_schedule", "tick", "start_ticking", "stop_ticking",
