@@ -411,9 +411,9 @@ def test_an_option_that_schedules_do_not_have_is_refused_where_it_is_declared(ap
 
 @pytest.mark.parametrize("option", ["max_fires", "max_running", "max_runs", "pace", "priority", "max_attempts"])
 def test_half_a_number_is_refused_where_it_is_declared(app, option):
-    with pytest.raises(TypeError, match=f"{option} must be a whole number, not 2.5"):
+    with pytest.raises(TypeError, match=rf"{option} must be a whole number, not 2\.5"):
         app.schedule("0 9 * * *", **{option: 2.5})
-    with pytest.raises(TypeError, match="max_attempts must be a whole number, not 2.5"):
+    with pytest.raises(TypeError, match=r"max_attempts must be a whole number, not 2\.5"):
         app.job(max_attempts=2.5)
 
 
