@@ -1311,10 +1311,10 @@ def test_an_app_that_takes_long_to_declare_is_waited_for(app, live_dsn, jobs, mo
         time.sleep(0.2)
         return put_job_type(*arguments, **options)
 
-    monkeypatch.setattr(database, "put_job_type", slow)
-    monkeypatch.setattr("pyclient.worker.link.PATIENCE", 0.5)
     for number in range(5):
         app.register(f"t{number}", lambda: None)
+    monkeypatch.setattr(database, "put_job_type", slow)
+    monkeypatch.setattr("pyclient.worker.link.PATIENCE", 0.5)
     run_due(app, live_dsn)
     assert declared == 5
 
