@@ -124,6 +124,34 @@ def test_only_the_jobs_that_are_named_are_completed_however_far_apart_they_are(j
     assert all(jobs.find(row[0]).result == {"n": row[0]} for row in done)
 
 
+# As in docs/any-language.md.
+END_AND_CLAIM = """
+with ended as materialized (
+    select count(*)::integer as jobs from almanac.complete_many('q', %s::bigint[], %s::bigint[]))
+select ended.jobs, claimed.job_id
+  from ended left join lateral almanac.claim_due('q', 'w', batch_size => greatest(ended.jobs, 1)) as claimed on true
+"""
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_running": 2}, {"max_running_per_key": 2}], ids=["none", "queue", "key"])
+def test_one_statement_ends_a_batch_and_claims_what_it_makes_room_for(jobs, clock, limits):
+    jobs.put(lease=5 * MINUTE, **limits)
+    key = {"concurrency_key": "k"} if "max_running_per_key" in limits else {}
+    ids = [jobs.add(**key) for _ in range(4)]
+    batch = jobs.claim(batch_size=2)
+    assert [j.job_id for j in batch] == ids[:2]
+    leases = [j.job_id for j in batch], [j.lease_token for j in batch]
+    assert jobs.sql(END_AND_CLAIM, *leases) == [(2, ids[2]), (2, ids[3])]
+    assert jobs.unwatched() == []
+    # The same again is a success, and finds nothing more that is due.
+    assert jobs.sql(END_AND_CLAIM, *leases) == [(2, None)]
+    assert [jobs.state(job_id) for job_id in ids] == ["completed", "completed", "running", "running"]
+    # Leases that were lost end nothing.
+    late = jobs.sql("select array_agg(id) as ids, array_agg(lease_token) as tokens from almanac.job")[0]
+    clock.advance(minutes=5)
+    assert jobs.sql(END_AND_CLAIM, late.ids, late.tokens) == [(0, None)]
+
+
 def test_ids_that_nobody_has_given_out_are_left_out(jobs):
     jobs.put()
     job = jobs.running()
