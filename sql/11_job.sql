@@ -57,9 +57,9 @@ create table almanac.job (
     constraint job_attempt_within_max check (attempt >= 0 and greatest(attempt, 1) <= max_attempts),
     constraint job_due_at_is_finite check (isfinite(due_at))
 ) with (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.2);
--- To claim a job changes no column that an index of this table knows, state least of all, and finds room for the new
--- version in the same page, which is filled to less than half for that: so no index gets an entry (a heap-only update).
--- To extend a lease likewise.
+-- In a queue without limits, to claim a job changes no column that an index of this table knows, state least of all,
+-- and finds room for the new version in the same page, which is filled to less than half for that: so no index gets an
+-- entry (a heap-only update). To extend a lease likewise, in any queue.
 
 -- A claim reads each priority level from its oldest due entry on; jobs of the future lie behind the ones that are due.
 -- Those that run stay in it until they end, and claims pass over them.

@@ -60,7 +60,8 @@ comment on function almanac._end_lost(almanac.job) is 'End an attempt whose leas
 -- 60 _reclaim_claimed: ends the expired attempts among what was claimed in queues without limits. Claims whose time has
 -- come are taken out, and of their jobs those that still run are put back as one claim of their queue, to be looked at
 -- when the first of their leases may have ended. A job that somebody has locked runs for as long as that is so. At most
--- batch_size attempts are ended, and of so many more jobs is it asked whether they run. Returns how many were ended.
+-- batch_size attempts are ended, and of about a hundred times as many jobs is it asked whether they run. Returns how
+-- many were ended.
 -- Reads: job. Writes: claim. Calls: clock, _end_lost.
 create or replace function almanac._reclaim_claimed(queue text, batch_size integer)
     returns integer

@@ -160,6 +160,8 @@ def ours(bench: Bench, batch: int, connections: int, work: Work = OURS, chained:
         fill(conn, jobs)
         bench.settle(conn, "almanac.job")
     yield drain(bench.dsn(), batch, connections, work, chained, jobs=jobs)
+    with psycopg.connect(bench.dsn(), autocommit=True) as conn:
+        assert not conn.execute(worker.UNFINISHED).rowcount, "claimed and not ended"
 
 
 # ── scenarios ───────────────────────────────────────────────────────────────────────────────────────────────────────
