@@ -13,7 +13,7 @@ comment on function almanac._is_shown(text, bigint) is
 -- Jumps from field to field; the only loop goes over months that the rule names, at most 50 years of them.
 -- With a zone, later days are passed over where its clocks leave out all that the rule names: there are rules that fall
 -- into a gap year after year. A gap has no holes: if it holds the first and the last label of a day, it holds them all.
--- Calls: _first_time, _is_shown, _last_time, _lowest_bit, _month_days, _month_length.
+-- Calls: _first_time, _has_plain_days, _is_shown, _last_time, _lowest_bit, _month_days, _month_length, _plain_days.
 create or replace function almanac._next_label(rule almanac.cron_rule, label bigint, zone text default null)
     returns bigint
     language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
@@ -29,6 +29,7 @@ declare
     v_day     integer := date_part('day', v_date);
     v_first   integer := v_seconds / 86400 - v_day + 1;
     v_until   integer := v_year + 50;
+    v_plain   boolean := almanac._has_plain_days(rule);
     v_dow     integer;
     v_length  integer;
     v_hour    integer;
@@ -40,7 +41,11 @@ begin
     if (rule.month_mask >> v_month) & 1 = 1 then
         v_dow := (v_first + 3) % 7;
         v_length := almanac._month_length(v_year, v_month);
-        v_days := almanac._month_days(rule, v_dow, v_length);
+        if v_plain then
+            v_days := almanac._plain_days(rule, v_dow, v_length);
+        else
+            v_days := almanac._month_days(rule, v_dow, v_length);
+        end if;
         if (v_days >> v_day) & 1 = 1 then
             -- Today: this hour and minute, a later minute, a later hour; whichever comes first.
             v_hour := v_time / 3600;
@@ -80,7 +85,11 @@ begin
             v_first := make_date(v_year, v_month, 1) - date '1970-01-01' + c_shift;
             v_dow := (v_first + 3) % 7;
             v_length := almanac._month_length(v_year, v_month);
-            v_days := almanac._month_days(rule, v_dow, v_length);
+            if v_plain then
+                v_days := almanac._plain_days(rule, v_dow, v_length);
+            else
+                v_days := almanac._month_days(rule, v_dow, v_length);
+            end if;
         end loop;
         v_found := (v_first + almanac._lowest_bit(v_days) - 1 - c_shift)::bigint * 86400 + almanac._first_time(rule);
         exit when zone is null or almanac._is_shown(zone, v_found);

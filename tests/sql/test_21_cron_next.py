@@ -153,6 +153,21 @@ def test_every_day_modifier_selects_the_days_of_the_oracle_in_every_kind_of_mont
             assert days == want, (expression, first)
 
 
+def test_plain_rules_alone_take_the_short_way_to_the_days_of_a_month_and_it_leads_there(db):
+    doms = ("*", "?", "1", "31", "*/2", "1-15", "15W", "L", "L-3", "LW", "1,15W", "1,L")
+    dows = ("*", "?", "MON", "1-5", "0,6", "5#5", "5L", "1,5#5", "1,5L")
+    for dom, dow in itertools.product(doms, dows):
+        ((is_plain, is_same),) = db.sql(
+            """select almanac._has_plain_days(rule),
+                      bool_and(almanac._plain_days(rule, dow, length) = almanac._month_days(rule, dow, length))
+                 from almanac.parse_cron(%s) as rule, generate_series(0, 6) as dow, generate_series(28, 31) as length
+                group by 1""",
+            f"0 0 {dom} * {dow}",
+        )
+        assert is_plain == (not {"L", "W", "#"} & {*dom, *dow}), (dom, dow)
+        assert is_same or not is_plain, (dom, dow)
+
+
 def test_the_two_oracles_agree(db):
     """The one that keeps minutes in integers, and the one that asks each label for its instants."""
     rng = random.Random(5)
