@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import psycopg
 import psycopg.rows
-from psycopg import sql
+from psycopg import pq, sql
 from psycopg.types.json import Jsonb
 
 from pyclient import errors
@@ -43,8 +43,8 @@ OMIT: Any = type("Omit", (), {"__repr__": lambda self: "OMIT", "__bool__": lambd
 
 
 @functools.cache
-def call_sql(name: str, given: tuple[str, ...], casts: tuple[str, ...] = ()) -> sql.Composed:
-    """`select * from almanac.name(a => %(a)s, …)`, cached so that psycopg sees one text and prepares it.
+def call_sql(name: str, given: tuple[str, ...], casts: tuple[str, ...] = ()) -> bytes:
+    """`select * from almanac.name(a => %(a)s, …)`, put together once: that takes longer than the rest of a call.
 
     The column list comes from the function's result type: a later column does not disturb an older client.
     """
@@ -58,7 +58,8 @@ def call_sql(name: str, given: tuple[str, ...], casts: tuple[str, ...] = ()) -> 
         )
         for argument in given
     ]
-    return sql.SQL("select * from almanac.{}({})").format(sql.Identifier(name), sql.SQL(", ").join(arguments))
+    call = sql.SQL("select * from almanac.{}({})").format(sql.Identifier(name), sql.SQL(", ").join(arguments))
+    return call.as_bytes(None)
 
 
 class _Rows:
@@ -76,16 +77,16 @@ class _Rows:
             self.optional = True
             (row,) = (argument for argument in arguments if argument is not type(None))
         self.row: Callable[..., Any] | None = None
-        self.fields: list[str] = []
+        self.fields: list[tuple[str, bytes]] = []
         if isinstance(row, type) and dataclasses.is_dataclass(row):
-            self.row, self.fields = row, [field.name for field in dataclasses.fields(row)]
+            self.row, self.fields = row, [(field.name, field.name.encode()) for field in dataclasses.fields(row)]
 
-    def read(self, cursor: Any, rows: list[tuple[Any, ...]]) -> Any:
+    def read(self, result: pq.abc.PGresult | None, rows: list[tuple[Any, ...]]) -> Any:
         if self.nothing:
             return None
-        if self.row is not None:
-            columns = {column.name: position for position, column in enumerate(cursor.description)}
-            take = [(field, columns[field]) for field in self.fields if field in columns]
+        if self.row is not None and result is not None:
+            columns = {result.fname(position): position for position in range(result.nfields)}
+            take = [(field, columns[name]) for field, name in self.fields if name in columns]
             # A function that returns one composite and found nothing answers with a row of nulls.
             read = [
                 self.row(**{field: row[at] for field, at in take}) for row in rows if any(x is not None for x in row)
@@ -127,7 +128,7 @@ class Call(Generic[P, R]):
     def arguments(self) -> Iterable[str]:
         return self.adapters.keys()
 
-    def statement(self, arguments: Mapping[str, Any]) -> tuple[sql.Composed, dict[str, Any]]:
+    def statement(self, arguments: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
         values = {}
         for name, value in arguments.items():
             if value is OMIT:
@@ -156,16 +157,39 @@ class Call(Generic[P, R]):
         statement, values = self.statement(kwargs)
         return (self._run_async if isinstance(conn, psycopg.AsyncConnection) else self._run)(conn, statement, values)
 
-    def _run(self, conn: Connection, statement: sql.Composed, values: dict[str, Any]) -> R:
+    def _run(self, conn: Connection, statement: bytes, values: dict[str, Any]) -> R:
         with translated(), conn.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
-            cursor.execute(statement, values)
-            return cast(R, self.rows.read(cursor, cursor.fetchall()))
+            try:
+                cursor.execute(statement, values)
+            except _NOT_AS_PREPARED:
+                if not _is_idle(conn):
+                    raise
+                cursor.execute(statement, values, prepare=False)
+            return cast(R, self.rows.read(cursor.pgresult, cursor.fetchall()))
 
-    async def _run_async(self, conn: AsyncConnection, statement: sql.Composed, values: dict[str, Any]) -> R:
+    async def _run_async(self, conn: AsyncConnection, statement: bytes, values: dict[str, Any]) -> R:
         with translated():
             async with conn.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
-                await cursor.execute(statement, values)
-                return cast(R, self.rows.read(cursor, await cursor.fetchall()))
+                try:
+                    await cursor.execute(statement, values)
+                except _NOT_AS_PREPARED:
+                    if not _is_idle(conn):
+                        raise
+                    await cursor.execute(statement, values, prepare=False)
+                return cast(R, self.rows.read(cursor.pgresult, await cursor.fetchall()))
+
+
+# An upgrade has changed what the function returns, or a pooler that was not recognised shares the session. Outside a
+# transaction of the caller's nothing has happened then, and the statement can be sent as if for the first time.
+_NOT_AS_PREPARED = (
+    psycopg.errors.FeatureNotSupported,
+    psycopg.errors.InvalidSqlStatementName,
+    psycopg.errors.DuplicatePreparedStatement,
+)
+
+
+def _is_idle(conn: Connection | AsyncConnection) -> bool:
+    return conn.info.transaction_status == pq.TransactionStatus.IDLE
 
 
 def call(signature: Callable[P, R]) -> Call[P, R]:

@@ -1,9 +1,13 @@
 """Connections: what a DSN is given beside what it says, and what a worker needs of one."""
 
 import contextlib
+import math
 import re
+import select
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -72,6 +76,22 @@ def is_proxied(conn: Connection | AsyncConnection, server_pid: int) -> bool:
     return conn.info.backend_pid != server_pid
 
 
+_WHO = "select pg_backend_pid()"
+
+
+def _settle(conn: Connection) -> None:
+    """Once for a connection: without prepared statements where a pooler shares sessions."""
+    row = conn.execute(_WHO).fetchone()
+    if row is None or is_proxied(conn, row[0]):
+        conn.prepare_threshold = None
+
+
+async def _settle_async(conn: AsyncConnection) -> None:
+    row = await (await conn.execute(_WHO)).fetchone()
+    if row is None or is_proxied(conn, row[0]):
+        conn.prepare_threshold = None
+
+
 _READ_COMMITTED = "set default_transaction_isolation to 'read committed'"
 
 
@@ -81,10 +101,8 @@ def connect_worker(dsn: str) -> Connection:
     the isolation level that the calls of a worker are made for, whatever the role or the database has for others."""
     conn = connect(make_conninfo(patient(dsn), client_encoding=ENCODING), application_name="pyclient worker")
     try:
-        row = conn.execute("select pg_backend_pid()").fetchone()
-        if row is None or is_proxied(conn, row[0]):
-            conn.prepare_threshold = None
-        else:
+        _settle(conn)
+        if conn.prepare_threshold is not None:
             conn.execute(_READ_COMMITTED)
     except BaseException:
         conn.close()
@@ -103,10 +121,8 @@ async def connect_worker_async(dsn: str) -> AsyncConnection:
         make_conninfo(patient(dsn), client_encoding=ENCODING), application_name="pyclient worker"
     )
     try:
-        row = await (await conn.execute("select pg_backend_pid()")).fetchone()
-        if row is None or is_proxied(conn, row[0]):
-            conn.prepare_threshold = None
-        else:
+        await _settle_async(conn)
+        if conn.prepare_threshold is not None:
             await conn.execute(_READ_COMMITTED)
     except BaseException:
         await conn.close()
@@ -114,9 +130,41 @@ async def connect_worker_async(dsn: str) -> AsyncConnection:
     return conn
 
 
+# A connection that was lent within so many seconds is not asked, only looked at: it costs a round trip less.
+RECENT = 1.0
+_lent_at: WeakKeyDictionary[Connection | AsyncConnection, float] = WeakKeyDictionary()
+
+
+def _check(conn: Connection) -> None:
+    if _is_in_doubt(conn):
+        ConnectionPool.check_connection(conn)
+
+
+async def _check_async(conn: AsyncConnection) -> None:
+    if _is_in_doubt(conn):
+        await AsyncConnectionPool.check_connection(conn)
+
+
+def _is_in_doubt(conn: Connection | AsyncConnection) -> bool:
+    """Whether to ask the server before this connection is lent. Where nothing was asked there is nothing to read, but
+    for the farewell of a server that ended the session."""
+    now = time.monotonic()
+    lent_at, _lent_at[conn] = _lent_at.get(conn, -math.inf), now
+    return now - lent_at > RECENT or _is_readable(conn.fileno())
+
+
+def _is_readable(fileno: int) -> bool:
+    if not hasattr(select, "poll"):
+        return bool(select.select([fileno], [], [], 0)[0])
+    # select takes no numbers above 1023.
+    poll = select.poll()
+    poll.register(fileno, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def pool(dsn: str, *, max_size: int = 10) -> Pool:
-    """Connections for an application's own calls, opened as they are needed. Each is tried before it is lent: the one
-    that a restart of the server broke would fail somebody's attempt."""
+    """Connections for an application's own calls, opened as they are needed. Each is looked at before it is lent: the
+    one that a restart of the server broke would fail somebody's attempt."""
     return ConnectionPool(
         patient(dsn),
         kwargs=_POOLED,
@@ -124,7 +172,8 @@ def pool(dsn: str, *, max_size: int = 10) -> Pool:
         max_size=max_size,
         timeout=POOL_TIMEOUT,
         open=True,
-        check=ConnectionPool.check_connection,
+        configure=_settle,
+        check=_check,
         name="pyclient",
     )
 
@@ -138,7 +187,8 @@ def pool_async(dsn: str, *, max_size: int = 10) -> AsyncPool:
         max_size=max_size,
         timeout=POOL_TIMEOUT,
         open=False,
-        check=AsyncConnectionPool.check_connection,
+        configure=_settle_async,
+        check=_check_async,
         name="pyclient",
     )
 
@@ -174,8 +224,7 @@ def _installed() -> Iterator[None]:
         raise errors.SchemaMismatch("the database does not have pg_almanac", hint="Run: pyclient migrate") from error
 
 
-# Never prepared: a pool may sit behind another one that shares sessions.
-_POOLED: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "fallback_application_name": "pyclient"}
+_POOLED: dict[str, Any] = {"autocommit": True, "fallback_application_name": "pyclient"}
 
 
 def cannot_connect(error: psycopg.Error) -> errors.CannotConnect:

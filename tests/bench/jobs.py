@@ -12,12 +12,14 @@ import functools
 import itertools
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg.types.json import Jsonb
 
+from pyclient import Almanac
 from pyclient.worker import claiming
 from tests.bench import worker
 from tests.bench.harness import Bench, Connection, Leg, Measurement, together
@@ -350,6 +352,16 @@ def enqueue(bench: Bench, bulk: int = 50_000, single: int = 12_000, connections:
             "connections": connections, "listening": listening,
         }  # fmt: skip
 
+    def one_by_one(by: str, loop: Callable[[int, Connection], float], jobs: int = 3_000) -> Iterator[Measurement]:
+        with bench.emptied() as conn:
+            bench.settle(conn, "almanac.job")
+        _, (took,) = together(bench.dsn(), 1, functools.partial(loop, jobs))
+        yield {
+            "metric": "enqueue_one_by_one_per_s", "value": jobs / took, "unit": "jobs/s", "connections": 1, "by": by,
+        }  # fmt: skip
+
+    yield functools.partial(one_by_one, "a prepared statement", by_statement)
+    yield functools.partial(one_by_one, "app.enqueue", by_app)
     yield functools.partial(enqueue_bulk, 1000)
     yield functools.partial(enqueue_bulk, 10_000)
     yield functools.partial(enqueue_bulk, 1000, True)
@@ -367,6 +379,26 @@ def bulk_loop(jobs: int, batch: int, conn: Connection) -> None:
         conn.execute(
             "select count(*) from almanac.enqueue_many('default', 'noop', %s::jsonb[])", (payloads,), prepare=True
         )
+
+
+def by_statement(times: int, conn: Connection) -> float:
+    cursor, began = conn.cursor(), time.perf_counter()
+    for _ in range(times):
+        cursor.execute(b"select * from almanac.enqueue('default', 'noop', %s)", [Jsonb({})], prepare=True).fetchone()
+    return time.perf_counter() - began
+
+
+def by_app(times: int, conn: Connection) -> float:
+    """As an application does it that says no more than app.enqueue: with a connection from the pool of the app."""
+    app = Almanac(conn.info.dsn)
+    app.job("noop", queue="default")(lambda: None)
+    app.enqueue("noop")
+    began = time.perf_counter()
+    for _ in range(times):
+        app.enqueue("noop")
+    took = time.perf_counter() - began
+    app.close()
+    return took
 
 
 def statement_loop(times: int, statement: str, conn: Connection) -> None:

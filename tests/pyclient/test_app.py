@@ -13,10 +13,11 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from psycopg_pool import ConnectionPool
 from pydantic import BaseModel, ConfigDict, Field
 
 from pyclient import Almanac, JobContext, PermanentError, database, errors, payload
-from pyclient.database import connecting, working
+from pyclient.database import calling, connecting, working
 from tests.servers import free_port
 from tests.workers import Jobs, run_due
 
@@ -435,3 +436,100 @@ def test_an_option_that_is_taken_away_is_gone_from_the_database(live_dsn, live_c
         app.declare()
         app.close()
         assert live_conn.execute("select max_attempts from almanac.job_type").fetchall() == [(stored,)]
+
+
+# ── the connections of an app ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def pids(jobs: Jobs) -> list[int]:
+    return [
+        pid
+        for (pid,) in jobs.rows(
+            "select pid from pg_stat_activity where datname = current_database() and application_name = 'pyclient'"
+        )
+    ]
+
+
+def ended(jobs: Jobs) -> None:
+    """As by a restart of the server: every session of an app is told farewell, and is gone."""
+    before = pids(jobs)
+    assert before
+    jobs.rows("select pg_terminate_backend(pid, 5000) from unnest(%s::integer[]) as pid", before)
+    assert not pids(jobs)
+
+
+def test_what_an_app_sends_often_is_prepared(app, jobs):
+    app.job("call")(lambda: None)
+    app.declare()
+    for _ in range(8):
+        app.enqueue("call")
+    with database.lend(app._pools.sync()) as conn:
+        said = conn.execute("select count(*) from pg_prepared_statements where statement like '%enqueue%'").fetchone()
+    assert said == (1,)
+    assert len(pids(jobs)) == 1
+
+
+def test_a_connection_that_the_server_has_ended_is_not_lent(app, jobs):
+    app.job("call")(lambda: None)
+    app.declare()
+    app.enqueue("call")
+    ended(jobs)
+    app.enqueue("call")
+
+    async def scene() -> None:
+        await app.enqueue_async("call")
+        ended(jobs)
+        await app.enqueue_async("call")
+        await app.close_async()
+
+    asyncio.run(scene())
+    assert jobs.counts() == {"scheduled": 4}
+
+
+def test_a_connection_that_was_lent_just_now_is_not_asked_whether_it_lives(app, monkeypatch):
+    """It would be a round trip for each call."""
+    asked: list[database.Connection] = []
+    monkeypatch.setattr(ConnectionPool, "check_connection", asked.append)
+    monkeypatch.setattr(connecting, "RECENT", 60.0)
+    app.job("call")(lambda: None)
+    app.declare()
+    asked.clear()
+    for _ in range(5):
+        app.enqueue("call")
+    assert asked == []
+    monkeypatch.setattr(connecting, "RECENT", -1.0)
+    app.enqueue("call")
+    assert len(asked) == 1
+
+
+def test_a_call_goes_on_when_an_upgrade_has_changed_what_it_returns(live_dsn):
+    @calling.call
+    def answer(*, question: str) -> Any: ...
+
+    def upgrade(returns: str) -> None:
+        with psycopg.connect(live_dsn, autocommit=True) as other:
+            other.execute("drop function if exists almanac.answer(text)")
+            other.execute(
+                f"create function almanac.answer(question text) returns {returns} return '42'::{returns}".encode()
+            )
+
+    async def scene() -> None:
+        async with await psycopg.AsyncConnection.connect(live_dsn, autocommit=True) as conn:
+            upgrade("integer")
+            assert [await answer(conn, question="?") for _ in range(7)] == 7 * [42]
+            upgrade("text")
+            assert await answer(conn, question="?") == "42"
+
+    with psycopg.connect(live_dsn, autocommit=True) as conn:
+        upgrade("integer")
+        assert [answer(conn, question="?") for _ in range(7)] == 7 * [42]
+        upgrade("text")
+        # What the transaction did before is lost with it: that is for its owner to know.
+        with pytest.raises(psycopg.errors.FeatureNotSupported), conn.transaction():
+            answer(conn, question="?")
+        assert answer(conn, question="?") == "42"
+        upgrade("integer")
+        assert [answer(conn, question="?") for _ in range(7)] == 7 * [42]
+        upgrade("text")
+        assert answer(conn, question="?") == "42"
+    asyncio.run(scene())
