@@ -6,7 +6,7 @@ import struct
 import time
 from typing import Any
 
-from pyclient import Almanac
+from pyclient import Almanac, JobContext
 
 app = Almanac()
 SLOTS = 16
@@ -31,11 +31,23 @@ def _open() -> mmap.mmap:
     return _counts
 
 
-@app.job("noop")
-async def noop(payload: dict[str, Any]) -> None:
+def _counted() -> None:
     global _count
     _count += 1
     struct.pack_into("<q", _counts or _open(), 16 * _slot + 8, _count)
+
+
+@app.job("noop")
+async def noop(payload: dict[str, Any]) -> None:
+    _counted()
+
+
+@app.job("write")
+async def write(ctx: JobContext) -> None:
+    """An effect that happens once: its row and the end of the job in one transaction."""
+    async with ctx.transaction() as conn:
+        await conn.execute("insert into public.effect values (%s)", [ctx.job_id])
+    _counted()
 
 
 @app.job("stamp")

@@ -76,11 +76,14 @@ def fill(conn: psycopg.Connection[Any], count: int, job_type: str = "noop") -> N
         database.enqueue_many(conn, queue="default", job_type=job_type, payloads=[{}] * size)
 
 
-def drain(dsn: str, *, processes: int = 1, jobs: int = JOBS, future: int = 0) -> Iterator[dict[str, Any]]:
-    """No-op async handlers with everything switched on: from the first job handled until all are recorded."""
+def drain(
+    dsn: str, *, processes: int = 1, jobs: int = JOBS, future: int = 0, job_type: str = "noop"
+) -> Iterator[dict[str, Any]]:
+    """Async handlers, no-op unless told otherwise, with everything switched on: from the first job handled until all
+    are recorded."""
     counts = Counts()
     with psycopg.connect(dsn, autocommit=True) as conn:
-        fill(conn, jobs)
+        fill(conn, jobs, job_type)
         conn.execute("vacuum analyze almanac.job")
         conn.execute("checkpoint")
         with worker(dsn, "--processes", str(processes), counts=counts):

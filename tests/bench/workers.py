@@ -12,7 +12,7 @@ from tests.bench.harness import TRACES, Bench, Leg, Measurement
 
 
 def drains(bench: Bench) -> Iterator[Leg]:
-    """1, 2 and 4 processes; beside a million jobs of the future; with an old snapshot held open."""
+    """1, 2 and 4 processes; beside a million jobs of the future; with an old snapshot held open; in transactions."""
     # What is compared comes three times in each round: a drain takes two seconds, and single ones differ by a third.
     for _ in range(3):
         yield functools.partial(drained, bench, 1)
@@ -20,6 +20,7 @@ def drains(bench: Bench) -> Iterator[Leg]:
     for processes in (2, 4):
         yield functools.partial(drained, bench, processes)
     yield functools.partial(drained_by_quarters, bench)
+    yield functools.partial(drained_in_transactions, bench)
 
 
 def drained(bench: Bench, processes: int, future: int = 0) -> Iterator[Measurement]:
@@ -33,6 +34,15 @@ def drained(bench: Bench, processes: int, future: int = 0) -> Iterator[Measureme
         with bench.emptied():
             pass
     yield from worker.drain(dsn, processes=processes, future=future)
+
+
+def drained_in_transactions(bench: Bench, count: int = 5_000) -> Iterator[Measurement]:
+    """Each handler writes a row in the transaction that ends its job."""
+    with bench.emptied() as conn:
+        conn.execute("create table if not exists public.effect (job_id bigint primary key); truncate public.effect")
+        for measurement in worker.drain(bench.dsn(), jobs=count, job_type="write"):
+            yield measurement | {"metric": "worker_drain_in_transactions_per_s"}
+        assert conn.execute("select count(*) from public.effect").fetchone() == (count,)
 
 
 def drained_by_quarters(bench: Bench, count: int = 100_000) -> Iterator[Measurement]:
