@@ -306,17 +306,18 @@ def limits(bench: Bench, batch: int = 100, jobs: int = 10_000) -> Iterator[Leg]:
     yield functools.partial(limited, "rate limit", "rate_limit => 1000000, rate_interval => interval '1 second'")
 
 
-def enqueue(bench: Bench, bulk: int = 50_000, single: int = 12_000, connections: int = 16) -> Iterator[Leg]:
-    def enqueue_bulk(batch: int, listening: bool = False) -> Iterator[Measurement]:
-        with bench.emptied() as conn:
-            bench.settle(conn, "almanac.job")
-        with listening_worker(bench) if listening else contextlib.nullcontext():
-            took, _ = together(bench.dsn(), 1, functools.partial(bulk_loop, bulk, batch))
-        yield {
-            "metric": "enqueue_bulk_per_s", "value": bulk / took, "unit": "jobs/s",
-            "batch": batch, "connections": 1, "listening": listening,
-        }  # fmt: skip
+def enqueue_bulk(bench: Bench, batch: int, listening: bool = False, jobs: int = 50_000) -> Iterator[Measurement]:
+    with bench.emptied() as conn:
+        bench.settle(conn, "almanac.job")
+    with listening_worker(bench) if listening else contextlib.nullcontext():
+        took, _ = together(bench.dsn(), 1, functools.partial(bulk_loop, jobs, batch))
+    yield {
+        "metric": "enqueue_bulk_per_s", "value": jobs / took, "unit": "jobs/s",
+        "batch": batch, "connections": 1, "listening": listening,
+    }  # fmt: skip
 
+
+def enqueue(bench: Bench, single: int = 12_000, connections: int = 16) -> Iterator[Leg]:
     def bare_insert(consumed: bool = False) -> Iterator[Measurement]:
         dsn = bench.bare_dsn("ceiling")
         with psycopg.connect(dsn, autocommit=True) as conn:
@@ -362,9 +363,9 @@ def enqueue(bench: Bench, bulk: int = 50_000, single: int = 12_000, connections:
 
     yield functools.partial(one_by_one, "a prepared statement", by_statement)
     yield functools.partial(one_by_one, "app.enqueue", by_app)
-    yield functools.partial(enqueue_bulk, 1000)
-    yield functools.partial(enqueue_bulk, 10_000)
-    yield functools.partial(enqueue_bulk, 1000, True)
+    yield functools.partial(enqueue_bulk, bench, 1000)
+    yield functools.partial(enqueue_bulk, bench, 10_000)
+    yield functools.partial(enqueue_bulk, bench, 1000, True)
     yield bare_insert
     yield functools.partial(bare_insert, True)
     yield same_row

@@ -114,7 +114,7 @@ def peers(bench: Bench) -> Iterator[Leg]:
     yield functools.partial(our_drain, bench)
     for peer in PEERS:
         yield functools.partial(filled_and_drained, bench, peer)
-    yield from list(jobs.enqueue(bench))[:1]
+    yield functools.partial(jobs.enqueue_bulk, bench, 1000)
     yield functools.partial(our_pickup, bench)
     for peer in PEERS:
         yield functools.partial(pickup, bench, peer)
