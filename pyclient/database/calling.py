@@ -77,16 +77,17 @@ class _Rows:
             self.optional = True
             (row,) = (argument for argument in arguments if argument is not type(None))
         self.row: Callable[..., Any] | None = None
-        self.fields: list[tuple[str, bytes]] = []
+        self.fields: list[str] = []
         if isinstance(row, type) and dataclasses.is_dataclass(row):
-            self.row, self.fields = row, [(field.name, field.name.encode()) for field in dataclasses.fields(row)]
+            self.row, self.fields = row, [field.name for field in dataclasses.fields(row)]
 
     def read(self, result: pq.abc.PGresult | None, rows: list[tuple[Any, ...]]) -> Any:
         if self.nothing:
             return None
-        if self.row is not None and result is not None:
-            columns = {result.fname(position): position for position in range(result.nfields)}
-            take = [(field, columns[name]) for field, name in self.fields if name in columns]
+        if self.row is not None:
+            assert result is not None
+            columns = {(result.fname(position) or b"").decode(): position for position in range(result.nfields)}
+            take = [(field, columns[field]) for field in self.fields if field in columns]
             # A function that returns one composite and found nothing answers with a row of nulls.
             read = [
                 self.row(**{field: row[at] for field, at in take}) for row in rows if any(x is not None for x in row)
