@@ -44,7 +44,7 @@ OMIT: Any = type("Omit", (), {"__repr__": lambda self: "OMIT", "__bool__": lambd
 
 @functools.cache
 def call_sql(name: str, given: tuple[str, ...], casts: tuple[str, ...] = ()) -> bytes:
-    """`select * from almanac.name(a => %(a)s, …)`, put together once: that takes longer than the rest of a call.
+    """`select * from almanac.name(a => %(a)s, …)`, put together once, not for a third of each call's time.
 
     The column list comes from the function's result type: a later column does not disturb an older client.
     """
