@@ -135,12 +135,12 @@ RECENT = 1.0
 _lent_at: WeakKeyDictionary[Connection | AsyncConnection, float] = WeakKeyDictionary()
 
 
-def _check(conn: Connection) -> None:
+def _look_at(conn: Connection) -> None:
     if _is_in_doubt(conn):
         ConnectionPool.check_connection(conn)
 
 
-async def _check_async(conn: AsyncConnection) -> None:
+async def _look_at_async(conn: AsyncConnection) -> None:
     if _is_in_doubt(conn):
         await AsyncConnectionPool.check_connection(conn)
 
@@ -173,7 +173,7 @@ def pool(dsn: str, *, max_size: int = 10) -> Pool:
         timeout=POOL_TIMEOUT,
         open=True,
         configure=_settle,
-        check=_check,
+        check=_look_at,
         name="pyclient",
     )
 
@@ -188,7 +188,7 @@ def pool_async(dsn: str, *, max_size: int = 10) -> AsyncPool:
         timeout=POOL_TIMEOUT,
         open=False,
         configure=_settle_async,
-        check=_check_async,
+        check=_look_at_async,
         name="pyclient",
     )
 

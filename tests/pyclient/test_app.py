@@ -533,3 +533,19 @@ def test_a_call_goes_on_when_an_upgrade_has_changed_what_it_returns(live_dsn):
         upgrade("text")
         assert answer(conn, question="?") == "42"
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "behind_the_back", ["deallocate all", "prepare _pg3_0 as select 1"], ids=["not there", "somebody else's"]
+)
+def test_a_call_goes_on_in_a_session_that_others_have_used(live_dsn, behind_the_back):
+    """As behind a pooler that was not recognised. In a block, because the driver would notice the command itself."""
+    with psycopg.connect(live_dsn, autocommit=True) as conn:
+
+        def ask(times: int) -> list[Any]:
+            after = datetime(2026, 1, 1, tzinfo=UTC)
+            return [database.next_runs(conn, cron="@daily", timezone="UTC", after=after, count=1) for _ in range(times)]
+
+        before = ask(7 if behind_the_back.startswith("deallocate") else 1)
+        conn.execute(f"do $$ begin execute '{behind_the_back}'; end $$".encode())
+        assert ask(7) == 7 * before[:1]
