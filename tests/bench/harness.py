@@ -165,6 +165,19 @@ def describe(bench: Bench) -> None:
     print(json.dumps({"server": bench.server.describe(), "cores": os.cpu_count(), "settings": shown}), flush=True)
 
 
+# ── functions that do nothing but their work ────────────────────────────────────────────────────────────────────────
+
+
+def least_function(signature: str, returns: str, body: str) -> str:
+    """A function as every one of ours has to be, with a bare statement as its body: it looks up nothing, checks nothing
+    and decides nothing. What it costs beyond the statement is the price of enforcing in the database at all."""
+    return f"""
+        create or replace function {signature} returns {returns}
+            language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+        as $$ {body} $$;
+    """
+
+
 # ── several clients at once ─────────────────────────────────────────────────────────────────────────────────────────
 
 Loop = Callable[[Connection], Any]

@@ -3,8 +3,9 @@
 The yardstick is the least that a queue in PostgreSQL can do: one narrow table, a skip-locked claim, a DELETE by id. It
 keeps no history, fences nothing and has one index besides its key. In between lies the same work without functions:
 bare statements that write the rows we write into our tables, and ask for nothing. It tells what the rows cost from what
-enforcing costs. Where a worker works beside what is measured, the yardstick is also measured beside a bare consumer:
-what two cores spend on the one, the other cannot have.
+enforcing costs. Then come the same statements, each in a function that does nothing else. Where a worker works beside
+what is measured, the yardstick is also measured beside a bare consumer: what two cores spend on the one, the other
+cannot have.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from psycopg.types.json import Jsonb
 from pyclient import Almanac
 from pyclient.worker import claiming
 from tests.bench import worker
-from tests.bench.harness import Bench, Connection, Leg, Measurement, together
+from tests.bench.harness import Bench, Connection, Leg, Measurement, least_function, together
 
 CEILING_TABLE = """
 drop table if exists q;
@@ -56,18 +57,33 @@ with claimed as (
 )
 select id from claimed
 """
-SAME_ROWS_COMPLETE = """
-with ended as (delete from almanac.job where queue = 'default' and id = any (%b) returning *)
+SAME_ROWS_END = "with ended as (delete from almanac.job where queue = 'default' and id = any (%b) returning *)"
+SAME_ROWS_KEEP = """
 insert into almanac.job_history (id, due_at, lease_token, created_at, finished_at, attempt, max_attempts, priority,
                                  caught_up, queue, state, job_type, created_by, payload, leased_by, claimed_at)
 select id, due_at, lease_token, created_at, now(), attempt, max_attempts, priority, caught_up, queue, 'completed',
        job_type, created_by, payload, leased_by, claimed_at
   from ended
 """
+SAME_ROWS_COMPLETE = SAME_ROWS_END + SAME_ROWS_KEEP
 SAME_ROWS_INSERT = """
 insert into almanac.job (queue, due_at, created_at, max_attempts, job_type, created_by)
 values ('default', now(), now(), 5, 'noop', 'bench')
 """
+LEAST_FUNCTIONS = (
+    least_function(
+        "bench_claim(integer)", "setof bigint", f"begin return query {SAME_ROWS_CLAIM.replace('%s', '$1')}; end"
+    )
+    + least_function(
+        "bench_complete(bigint[])", "setof bigint",
+        "begin return query "
+        f"{SAME_ROWS_END.replace('%b', '$1')}, kept as ({SAME_ROWS_KEEP}) select id from ended; end",
+    )
+    + least_function(
+        "bench_enqueue()", "bigint",
+        f"declare v_id bigint; begin {SAME_ROWS_INSERT} returning id into v_id; return v_id; end",
+    )
+)  # fmt: skip
 CLAIM = "select job_id, lease_token from almanac.claim_due('default', 'bench', %s)"
 COMPLETE = "select almanac.complete_many('default', %b, %b)"
 COMPLETE_AND_CLAIM = """
@@ -92,10 +108,12 @@ class Work:
 
 CEILING = Work(CEILING_CLAIM, CEILING_DELETE)
 SAME_ROWS = Work(SAME_ROWS_CLAIM, SAME_ROWS_COMPLETE)
+LEAST = Work("select * from bench_claim(%s)", "select * from bench_complete(%b)")
 OURS = Work(CLAIM, COMPLETE, COMPLETE_AND_CLAIM)
 METRICS = {
     CEILING: "ceiling_claim_delete_per_s",
     SAME_ROWS: "same_rows_claim_complete_per_s",
+    LEAST: "least_function_claim_complete_per_s",
     OURS: "claim_complete_per_s",
 }
 #: How long a bare consumer leaves the table alone, which is how long our worker does where it finds little.
@@ -156,9 +174,10 @@ def drain(
 
 
 def ours(bench: Bench, batch: int, connections: int, work: Work = OURS, chained: bool = False) -> Iterator[Measurement]:
-    """Our tables, worked off by our functions or by bare statements."""
+    """Our tables, worked off by our functions, by bare statements, or by functions of these."""
     jobs = JOBS[batch]
     with bench.emptied() as conn:
+        conn.execute(LEAST_FUNCTIONS.encode())
         fill(conn, jobs)
         bench.settle(conn, "almanac.job")
     yield drain(bench.dsn(), batch, connections, work, chained, jobs=jobs)
@@ -175,10 +194,12 @@ def claim(bench: Bench) -> Iterator[Leg]:
             yield functools.partial(ceiling, bench, batch, connections)
             if batch == 100:
                 yield functools.partial(ours, bench, batch, connections, SAME_ROWS)
+                yield functools.partial(ours, bench, batch, connections, LEAST)
             yield functools.partial(ours, bench, batch, connections)
         yield functools.partial(ceiling, bench, batch, 1, chained=True)
         if batch == 100:
             yield functools.partial(ours, bench, batch, 1, SAME_ROWS, chained=True)
+            yield functools.partial(ours, bench, batch, 1, LEAST, chained=True)
         yield functools.partial(ours, bench, batch, 1, chained=True)
 
 
@@ -333,14 +354,13 @@ def enqueue(bench: Bench, single: int = 12_000, connections: int = 16) -> Iterat
             "consumed": consumed,
         }  # fmt: skip
 
-    def same_row() -> Iterator[Measurement]:
+    def same_row(metric: str, statement: str) -> Iterator[Measurement]:
         with bench.emptied() as conn:
+            conn.execute(LEAST_FUNCTIONS.encode())
             bench.settle(conn, "almanac.job")
-        insert = functools.partial(statement_loop, single // connections, SAME_ROWS_INSERT)
+        insert = functools.partial(statement_loop, single // connections, statement)
         took, _ = together(bench.dsn(), connections, insert)
-        yield {
-            "metric": "same_rows_enqueue_per_s", "value": single / took, "unit": "jobs/s", "connections": connections,
-        }  # fmt: skip
+        yield {"metric": metric, "value": single / took, "unit": "jobs/s", "connections": connections}
 
     def enqueue_single(listening: bool) -> Iterator[Measurement]:
         with bench.emptied() as conn:
@@ -368,7 +388,8 @@ def enqueue(bench: Bench, single: int = 12_000, connections: int = 16) -> Iterat
     yield functools.partial(enqueue_bulk, bench, 1000, True)
     yield bare_insert
     yield functools.partial(bare_insert, True)
-    yield same_row
+    yield functools.partial(same_row, "same_rows_enqueue_per_s", SAME_ROWS_INSERT)
+    yield functools.partial(same_row, "least_function_enqueue_per_s", "select bench_enqueue()")
     yield functools.partial(enqueue_single, False)
     yield functools.partial(enqueue_single, True)
 

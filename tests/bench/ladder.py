@@ -2,7 +2,7 @@
 
 Claim and end in batches of 100 by one connection, as in `jobs`. Measured is the CPU time of the backend (Linux), which
 tells steps apart that wall time does not: waiting for the disk and for others is not in it. Each step has what the one
-before has and one thing more; each is a table of its own, worked off by bare statements, up to the last two.
+before has and one thing more; each is a table of its own, worked off by bare statements, up to the last three.
 """
 
 import functools
@@ -101,17 +101,20 @@ def ladder(bench: Bench) -> Iterator[Leg]:
 
     def our_tables(_: Connection) -> None:
         with bench.emptied() as conn:
+            conn.execute(jobs.LEAST_FUNCTIONS.encode())
             jobs.fill(conn, JOBS)
 
     bare = bench.bare_dsn("ladder")
     ceiling = functools.partial(jobs.worked_off, jobs.CEILING, BATCH, False)
     same_rows = functools.partial(jobs.worked_off, jobs.SAME_ROWS, BATCH, False)
+    least = functools.partial(jobs.worked_off, jobs.LEAST, BATCH, False)
     ours = functools.partial(jobs.worked_off, jobs.OURS, BATCH, False)
     chained = functools.partial(jobs.worked_off, jobs.OURS, BATCH, True)
     yield of("the ceiling", bare, "q", ceiling_table, ceiling)
     for step in STEPS:
         yield of(step.says, bare, "work", step.prepare, step.work)
     yield of("our tables, by bare statements", bench.dsn(), "almanac.job", our_tables, same_rows)
+    yield of("the same by functions that do nothing else", bench.dsn(), "almanac.job", our_tables, least)
     yield of("our functions", bench.dsn(), "almanac.job", our_tables, ours)
     yield of("our functions, chained", bench.dsn(), "almanac.job", our_tables, chained)
 

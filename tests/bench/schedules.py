@@ -3,7 +3,7 @@
 The yardstick for the claims is what the idea amounts to without a ledger, a job, a rule or policies: one narrow table,
 and an UPDATE of a row that FOR UPDATE SKIP LOCKED has taken, either by name, as advance_schedule does, or whichever is
 due first. In between lies the same work without functions: one statement that moves a schedule of ours on, and writes
-its row of the ledger and its job.
+its row of the ledger and its job; and that statement in a function that does nothing else.
 """
 
 import functools
@@ -14,7 +14,7 @@ from multiprocessing.synchronize import Barrier
 
 import psycopg
 
-from tests.bench.harness import Bench, Connection, Leg, Measurement, percentile, together
+from tests.bench.harness import Bench, Connection, Leg, Measurement, least_function, percentile, together
 
 CONNECTIONS = 50
 DUE = 1_000
@@ -57,6 +57,10 @@ update almanac.schedule
   from due where schedule.queue = 'default' and schedule.name = due.name
 returning due.at
 """
+LEAST_FUNCTION = least_function(
+    "bench_advance(text)", "setof timestamptz", f"begin return query {SAME_ROWS_CLAIM.replace('%s', '$1')}; end"
+)
+LEAST_CLAIM = "select * from bench_advance(%s)"
 CLAIM = "select tick_at, job_id from almanac.advance_schedule('default', %s)"
 #: Many schedules like the one that put_schedule made, due at the full minute that has just passed.
 COPY = """
@@ -111,7 +115,7 @@ def loop(
 
 
 def claims(bench: Bench, metric: str, statement: str, **described: str) -> Iterator[Measurement]:
-    ours = statement in (CLAIM, SAME_ROWS_CLAIM)
+    ours = statement in (CLAIM, SAME_ROWS_CLAIM, LEAST_CLAIM)
     dsn = bench.dsn() if ours else bench.bare_dsn("ceiling")
     count = DUE + WARM * CONNECTIONS
     shares = [[f"s{n}" for n in range(share, count, CONNECTIONS)] for share in range(CONNECTIONS)]
@@ -121,6 +125,7 @@ def claims(bench: Bench, metric: str, statement: str, **described: str) -> Itera
             conn.execute("drop sequence if exists bench_share; create sequence bench_share")
             if ours:
                 conn.execute("truncate almanac.job")
+                conn.execute(LEAST_FUNCTION.encode())
                 made(bench, conn, count)
             else:
                 conn.execute((CEILING_TABLE % (count - 1)).encode())
@@ -173,6 +178,7 @@ def run(bench: Bench) -> Iterator[Leg]:
     yield functools.partial(claims, bench, "ceiling_schedule_claims_per_s", CEILING_CLAIM, claimed="by name")
     yield functools.partial(claims, bench, "ceiling_schedule_claims_per_s", CEILING_CLAIM_ANY, claimed="first due")
     yield functools.partial(claims, bench, "same_rows_schedule_claims_per_s", SAME_ROWS_CLAIM)
+    yield functools.partial(claims, bench, "least_function_schedule_claims_per_s", LEAST_CLAIM)
     yield functools.partial(claims, bench, "schedule_claims_per_s", CLAIM)
     yield functools.partial(fanout, bench)
     yield functools.partial(idle, bench)
