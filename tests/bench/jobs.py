@@ -116,7 +116,7 @@ METRICS = {
     LEAST: "least_function_claim_complete_per_s",
     OURS: "claim_complete_per_s",
 }
-#: How long a bare consumer leaves the table alone, which is how long our worker does where it finds little.
+#: How long a consumer leaves the table alone, which is how long our worker does where it finds little.
 REST = claiming.LONGEST_REST
 # Enough for a second or two.
 JOBS = {1: 800, 10: 5_000, 100: 50_000, 1000: 50_000}
@@ -347,20 +347,24 @@ def enqueue(bench: Bench, single: int = 12_000, connections: int = 16) -> Iterat
         insert = functools.partial(
             statement_loop, single // connections, "insert into q (run_at, payload) values (now(), '{}')"
         )
-        with bare_consumer(dsn) if consumed else contextlib.nullcontext():
+        with consumer(dsn, CEILING) if consumed else contextlib.nullcontext():
             took, _ = together(dsn, connections, insert)
         yield {
             "metric": "ceiling_insert_per_s", "value": single / took, "unit": "jobs/s", "connections": connections,
             "consumed": consumed,
         }  # fmt: skip
 
-    def same_row(metric: str, statement: str) -> Iterator[Measurement]:
+    def same_row(metric: str, statement: str, consumed: bool = False) -> Iterator[Measurement]:
         with bench.emptied() as conn:
             conn.execute(LEAST_FUNCTIONS.encode())
             bench.settle(conn, "almanac.job")
         insert = functools.partial(statement_loop, single // connections, statement)
-        took, _ = together(bench.dsn(), connections, insert)
-        yield {"metric": metric, "value": single / took, "unit": "jobs/s", "connections": connections}
+        with consumer(bench.dsn(), LEAST) if consumed else contextlib.nullcontext():
+            took, _ = together(bench.dsn(), connections, insert)
+        yield {
+            "metric": metric, "value": single / took, "unit": "jobs/s", "connections": connections,
+            "consumed": consumed,
+        }  # fmt: skip
 
     def enqueue_single(listening: bool) -> Iterator[Measurement]:
         with bench.emptied() as conn:
@@ -389,7 +393,8 @@ def enqueue(bench: Bench, single: int = 12_000, connections: int = 16) -> Iterat
     yield bare_insert
     yield functools.partial(bare_insert, True)
     yield functools.partial(same_row, "same_rows_enqueue_per_s", SAME_ROWS_INSERT)
-    yield functools.partial(same_row, "least_function_enqueue_per_s", "select bench_enqueue()")
+    for consumed in (False, True):
+        yield functools.partial(same_row, "least_function_enqueue_per_s", "select bench_enqueue()", consumed)
     yield functools.partial(enqueue_single, False)
     yield functools.partial(enqueue_single, True)
 
@@ -430,8 +435,8 @@ def statement_loop(times: int, statement: str, conn: Connection) -> None:
 
 
 @contextlib.contextmanager
-def bare_consumer(dsn: str) -> Iterator[None]:
-    """What a worker amounts to without handlers, fences and history: claims and deletes what there is, then rests."""
+def consumer(dsn: str, work: Work) -> Iterator[None]:
+    """What a worker amounts to without handlers and fences: claims and ends what there is, then rests."""
     context = multiprocessing.get_context("fork")
     ready, stop = context.Event(), context.Event()
 
@@ -439,7 +444,7 @@ def bare_consumer(dsn: str) -> Iterator[None]:
         with psycopg.connect(dsn, autocommit=True) as conn:
             ready.set()
             while not stop.wait(REST):
-                worked_off(CEILING, 1000, False, conn)
+                worked_off(work, 1000, False, conn)
 
     process = context.Process(target=consume)
     process.start()
