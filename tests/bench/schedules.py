@@ -7,14 +7,12 @@ its row of the ledger and its job; and that statement in a function that does no
 """
 
 import functools
-import multiprocessing
 import time
 from collections.abc import Iterator
-from multiprocessing.synchronize import Barrier
 
 import psycopg
 
-from tests.bench.harness import Bench, Connection, Leg, Measurement, least_function, percentile, together
+from tests.bench.harness import Bench, Connection, Leg, Measurement, Start, least_function, percentile, together
 
 CONNECTIONS = 50
 DUE = 1_000
@@ -94,9 +92,7 @@ def made(bench: Bench, conn: Connection, count: int, ahead: str = "interval '0'"
         )
 
 
-def loop(
-    statement: str, together_from: Barrier, shares: list[list[str]], conn: Connection
-) -> tuple[float, float, list[float]]:
+def loop(statement: str, start: Start, shares: list[list[str]], conn: Connection) -> tuple[float, float, list[float]]:
     """Claim the share of this connection, one by one: when it began and ended, and how long each took, in ms."""
     row = conn.execute("select nextval('bench_share')").fetchone()
     assert row is not None
@@ -105,7 +101,7 @@ def loop(
     for number, name in enumerate(names):
         # A worker's connection lives for days: what a session does once is not what is measured.
         if number == WARM:
-            together_from.wait(60)
+            start.wait()
             started = time.perf_counter()
         began = time.perf_counter()
         cursor.execute(statement.encode(), [name] if "%s" in statement else None, prepare=True)
@@ -130,8 +126,7 @@ def claims(bench: Bench, metric: str, statement: str, **described: str) -> Itera
             else:
                 conn.execute((CEILING_TABLE % (count - 1)).encode())
                 bench.settle(conn, "s")
-        barrier = multiprocessing.get_context("fork").Barrier(CONNECTIONS)
-        _, answers = together(dsn, CONNECTIONS, functools.partial(loop, statement, barrier, shares))
+        _, answers = together(dsn, CONNECTIONS, functools.partial(loop, statement, Start(CONNECTIONS), shares))
         seconds += max(ended for _, ended, _ in answers) - min(started for started, _, _ in answers)
         each += [latency for _, _, latencies in answers for latency in latencies]
     yield {
