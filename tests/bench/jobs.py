@@ -104,11 +104,13 @@ class Work:
     end: str
     #: Ends those and claims as many others, where one statement can.
     both: str | None = None
+    #: Whether it is planned once, as our functions are, and not anew for each array of ids, a fifth of the time.
+    planned_once: bool = False
 
 
 CEILING = Work(CEILING_CLAIM, CEILING_DELETE)
-SAME_ROWS = Work(SAME_ROWS_CLAIM, SAME_ROWS_COMPLETE)
-LEAST = Work("select * from bench_claim(%s)", "select * from bench_complete(%b)")
+SAME_ROWS = Work(SAME_ROWS_CLAIM, SAME_ROWS_COMPLETE, planned_once=True)
+LEAST = Work("select * from bench_claim(%s)", "select * from bench_complete(%b)", planned_once=True)
 OURS = Work(CLAIM, COMPLETE, COMPLETE_AND_CLAIM)
 METRICS = {
     CEILING: "ceiling_claim_delete_per_s",
@@ -128,6 +130,8 @@ JOBS = {1: 800, 10: 5_000, 100: 50_000, 1000: 50_000}
 def batches(work: Work, batch: int, chained: bool, conn: Connection) -> Iterator[int]:
     """Claim and end until nothing is due: the size of each batch when it has ended. Chained, the end of a batch and the
     claim of the next go in one round trip and one transaction, so that a batch waits for the disk once."""
+    if work.planned_once:
+        conn.execute("set plan_cache_mode = force_generic_plan")
     cursor, ending = conn.cursor(binary=True), conn.cursor(binary=True)
     cursor.execute(work.claim.encode(), (batch,), prepare=True)
     while rows := cursor.fetchall():
