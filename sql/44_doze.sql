@@ -1,11 +1,15 @@
 -- 44 doze: a worker says that it is about to sleep, so that enqueue rings. The bell works from the moment this
 -- commits: claim once more after it, and sleep only if that finds nothing. With job_types, the next job is the next one
 -- of these types; where none is among the first thousand of a priority, the time of the last of those is given instead.
+-- Planned once, which takes three times as long as the look; and never with a sort, because the plan may be of a time
+-- when there were no jobs.
 -- Reads: job, sleeper. Writes: sleeper. Calls: clock, _check_name, _open_queue.
 create or replace function almanac.doze(
     queue text, worker text, at_most interval default interval '5 seconds', job_types text[] default null)
     returns timestamptz
-    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_sort = off
 as $$
 declare
     v_now   timestamptz := almanac.clock();

@@ -70,6 +70,21 @@ def test_behind_much_of_other_types_the_worker_looks_when_that_is_due(jobs, cloc
     assert next_due(jobs, "mine") == last
 
 
+def test_a_plan_from_a_time_without_jobs_serves_for_many(jobs, clock):
+    """A worker keeps its connection, and its plans, for days."""
+    jobs.put("planned")
+    later = clock.now() + timedelta(days=1)
+
+    def sleeps_until():
+        return jobs.doze(queue="planned", worker="w", at_most=NAP, job_types=["mine"])[0].doze
+
+    jobs.sql("analyze almanac.job")
+    assert sleeps_until() is None
+    jobs.enqueue_many(queue="planned", job_type="mine", payloads=[{}] * 3000, due_at=later)
+    assert 1 <= entries_read(jobs, sleeps_until) <= 10
+    assert sleeps_until() == later
+
+
 def due(jobs, queue="q"):
     return jobs.count_due(queue=queue)[0].count_due
 
