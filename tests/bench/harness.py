@@ -189,12 +189,13 @@ class Start:
 
     def __init__(self, clients: int) -> None:
         context = multiprocessing.get_context("fork")
-        self._moment = context.Value("d")
         # Long enough for all of them to have left the barrier and gone to sleep.
-        self._barrier = context.Barrier(clients, lambda: self._set(time.perf_counter() + 0.01 * clients))
+        self._ahead = 0.01 * clients
+        self._moment = context.Value("d")
+        self._barrier = context.Barrier(clients, self._agree)
 
-    def _set(self, moment: float) -> None:
-        self._moment.value = moment
+    def _agree(self) -> None:
+        self._moment.value = time.perf_counter() + self._ahead
 
     def wait(self) -> None:
         self._barrier.wait(60)
@@ -215,7 +216,7 @@ def together(dsn: str, clients: int, loop: Loop) -> tuple[float, list[Any]]:
                 answer = loop(conn)
             finally:
                 answers.put((began, time.perf_counter(), answer))
-                # To take down a process and its backend costs what a hundred jobs cost: not while others are measured.
+                # To take down a process and its backend takes time of the cores: not while others are measured.
                 all_done.wait(60)
 
     processes = [context.Process(target=client) for _ in range(clients)]

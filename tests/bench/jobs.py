@@ -104,7 +104,7 @@ class Work:
     end: str
     #: Ends those and claims as many others, where one statement can.
     both: str | None = None
-    #: Whether it is planned once, as our functions are, and not anew for each array of ids, a fifth of the time.
+    #: Whether it is planned once, as our functions are, and not anew for each array of ids.
     planned_once: bool = False
 
 
