@@ -28,7 +28,10 @@ class Migrated:
 def migrate(dsn: str) -> Migrated:
     """Bring the database at `dsn` to `head()`. Safe to run again, and from several places at once."""
     with database.connect(dsn, autocommit=False) as conn, _for_alembic(conn) as alembic_connection:
-        database.lock_installation(conn)
+        database.trust_the_catalog_only(conn)
+        with database.install_errors():
+            for file in files.bootstrap_files():
+                database.run_script(conn, file.text())
         before = database.installed_revision(conn)
         if before is not None and not known(before):
             raise errors.SchemaMismatch(
@@ -37,8 +40,6 @@ def migrate(dsn: str) -> Migrated:
                 hint="Install the newer version: pip install --upgrade pg-almanac",
             )
         with database.install_errors():
-            for file in files.bootstrap_files():
-                database.run_script(conn, file.text())
             _run_revisions(alembic_connection)
             _replace_functions(conn)
         alembic_connection.commit()

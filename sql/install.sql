@@ -78,5 +78,5 @@ $$;
 
 \ir 90_grants.sql
 
-insert into almanac.migration (version_num) values ('0001');
+insert into almanac.migration (version_num, version) values ('0001', '0.1.0');
 commit;

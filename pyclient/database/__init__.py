@@ -69,9 +69,9 @@ from pyclient.database.installing import (
     drop_all_except,
     install_errors,
     installed_revision,
-    lock_installation,
     replace_all,
     run_script,
+    trust_the_catalog_only,
 )
 from pyclient.database.rehearsing import (
     SeenJob,
@@ -116,8 +116,8 @@ __all__ = [
     "doze_for", "drop_all_except", "drop_database", "dsn_of", "enqueue", "enqueue_many", "extend_lease",
     "extend_rows", "fail_rows", "fail_with_backoff", "for_claims", "for_reports", "install_errors",
     "install_test_clock", "installed_revision", "instant", "json_value", "lend", "lend_async", "listen",
-    "lock_installation", "next_runs", "next_tick_before", "pool", "pool_async", "preview_cron", "put_job_type",
+    "next_runs", "next_tick_before", "pool", "pool_async", "preview_cron", "put_job_type",
     "put_queue_if_missing", "put_schedule", "reclaim_expired", "redrive", "release", "release_rows", "replace_all",
     "report_worker", "retire_worker", "revision", "run_script", "rung", "send_claim", "set_test_clock", "snooze",
-    "start_ticking", "tick_if_stale", "tick_until_done", "translated", "wake",
+    "start_ticking", "tick_if_stale", "tick_until_done", "translated", "trust_the_catalog_only", "wake",
 ]  # fmt: skip

@@ -18,12 +18,10 @@ def run_script(conn: Connection, script: str) -> None:
     conn.execute(sql.SQL(script))
 
 
-def lock_installation(conn: Connection) -> None:
-    """Held to the end of the transaction: two migrations of one database wait for each other. To there, too, names mean
-    the catalog's: what others have planted in a schema that everybody may write to does not become part of a function.
-    """
+def trust_the_catalog_only(conn: Connection) -> None:
+    """To the end of the transaction names mean the catalog's: what others have planted in a schema that everybody may
+    write to does not become part of a function."""
     conn.execute("set local search_path = pg_catalog, pg_temp")
-    conn.execute("select pg_advisory_xact_lock(hashtext('pg_almanac migrate'))")
 
 
 def installed_revision(conn: Connection) -> str | None:
