@@ -4,13 +4,11 @@ Built for each job on the hot path, so it keeps the row as it came and reads a c
 """
 
 import logging
-import string
 import threading
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import quote
 
 from pyclient import database
 from pyclient.database import Claimed
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     import httpx
 
 logger = logging.getLogger("pyclient.job")
-_VISIBLE = "".join(sorted(set(string.printable) - set(string.whitespace) - {"%"}))
 
 
 class Services(Protocol):
@@ -180,18 +177,13 @@ class JobContext:
         return logging.LoggerAdapter(logger, {"job": self})
 
     @property
-    def key_for_header(self) -> str:
-        """`idempotency_key` as a header can carry it: what is not visible ASCII, and `%`, percent-encoded."""
-        return quote(self.idempotency_key, safe=_VISIBLE)
-
-    @property
     def http(self) -> "httpx.AsyncClient":
         """An httpx client whose requests carry `Idempotency-Key` (extra `http`). Connections are the worker's."""
         import httpx
 
         if self._http is None:
             self._http = httpx.AsyncClient(
-                transport=self._claim.services.http_transport_async(), headers={"Idempotency-Key": self.key_for_header}
+                transport=self._claim.services.http_transport_async(), headers={"Idempotency-Key": self.idempotency_key}
             )
         return self._http  # type: ignore[no-any-return]
 
@@ -202,7 +194,7 @@ class JobContext:
 
         if self._http is None:
             self._http = httpx.Client(
-                transport=self._claim.services.http_transport(), headers={"Idempotency-Key": self.key_for_header}
+                transport=self._claim.services.http_transport(), headers={"Idempotency-Key": self.idempotency_key}
             )
         return self._http  # type: ignore[no-any-return]
 

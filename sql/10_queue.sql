@@ -16,6 +16,7 @@ create table almanac.queue (
     rate_limit          integer,
     rate_interval       interval,
     max_payload_bytes   integer not null default 1048576,
+    key_prefix          text collate "C" not null,
     priorities          smallint[] not null default '{0}',
     keyed_at            timestamptz,
     restricted_at       timestamptz,
@@ -56,7 +57,9 @@ comment on column almanac.queue.max_running_per_key is 'Most jobs running at onc
 comment on column almanac.queue.rate_limit is
     'Most claims per rate_interval (token bucket of this size); null: no limit.';
 comment on column almanac.queue.rate_interval is 'The time in which rate_limit tokens flow back.';
-comment on column almanac.queue.max_payload_bytes is 'Larger payloads are refused.';
+comment on column almanac.queue.max_payload_bytes is 'Larger payloads, headers included, are refused.';
+comment on column almanac.queue.key_prefix is
+    'What the idempotency keys of its jobs begin with: its name and a random part. It moves with the queue.';
 comment on column almanac.queue.priorities is 'Priorities ever used here, highest first: the levels a claim looks at.';
 comment on column almanac.queue.keyed_at is 'When a concurrency_key was first used here; claims then check keys.';
 comment on column almanac.queue.restricted_at is 'When the first grant was made; since then only grantees may act.';
@@ -79,21 +82,24 @@ comment on constraint queue_rate_is_whole on almanac.queue is
     'rate_limit and rate_interval go together: at least 1 job in 1 millisecond to 366 days.';
 comment on constraint queue_max_payload_bytes_is_sane on almanac.queue is 'max_payload_bytes is 2 to 104857600.';
 
-create table almanac.queue_bucket (
+-- Apart from the queue's own row, so that a claim in an open transaction does not hold up pause_queue.
+create table almanac.queue_turn (
     queue       text collate "C" not null,
-    tokens      double precision not null,
-    refilled_at timestamptz not null,
-    constraint queue_bucket_pkey primary key (queue),
-    constraint queue_bucket_tokens_are_not_negative check (tokens >= 0)
+    tokens      double precision,
+    refilled_at timestamptz,
+    constraint queue_turn_pkey primary key (queue),
+    constraint queue_turn_bucket_is_whole check ((tokens is null) = (refilled_at is null) and tokens >= 0)
 ) with (fillfactor = 50);
-comment on table almanac.queue_bucket is 'The token bucket of a rate-limited queue.';
-comment on column almanac.queue_bucket.queue is 'Whose bucket.';
-comment on column almanac.queue_bucket.tokens is 'Claims that may still be made, as of refilled_at.';
-comment on column almanac.queue_bucket.refilled_at is 'When tokens was last computed.';
+comment on table almanac.queue_turn is
+    'One row for each queue. Its lock is the turn of a claim within limits; a rate limit keeps its token bucket here.';
+comment on column almanac.queue_turn.queue is 'Whose turn.';
+comment on column almanac.queue_turn.tokens is 'Claims that may still be made, as of refilled_at; null: no rate limit.';
+comment on column almanac.queue_turn.refilled_at is 'When tokens was last computed.';
 
 create table almanac.queue_grant (
     queue      text collate "C" not null,
     role       text collate "C" not null,
+    role_oid   oid not null,
     may        text collate "C" not null,
     granted_at timestamptz not null,
     granted_by text not null,
@@ -104,6 +110,8 @@ comment on table almanac.queue_grant is
     'Who may act on a restricted queue. A queue without a row here is open to every role that may call the function.';
 comment on column almanac.queue_grant.queue is 'The queue.';
 comment on column almanac.queue_grant.role is 'A database role; its members are covered.';
+comment on column almanac.queue_grant.role_oid is
+    'The same role. Both must match: a role that takes the name of a dropped one has no right.';
 comment on column almanac.queue_grant.may is 'produce, work or operate.';
 comment on column almanac.queue_grant.granted_at is 'When it was granted.';
 comment on column almanac.queue_grant.granted_by is 'Who granted it.';

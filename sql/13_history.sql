@@ -1,4 +1,5 @@
 -- 13 history: what became of jobs and attempts, in partitions of one day (UTC) that are dropped whole.
+-- Partitions live in almanac_days. A view on one would keep it from being dropped, and no role can name one there.
 
 create domain almanac.final_state as text collate "C"
     constraint final_state_is_known check (value in ('completed', 'dead', 'cancelled'));
@@ -39,14 +40,14 @@ create table almanac.job_history (
     constraint job_history_pkey primary key (queue, id, finished_at),
     constraint job_history_redriven_was_dead check (redriven_at is null or state = 'dead')
 ) partition by range (finished_at);
-create table almanac.job_history_default partition of almanac.job_history default;
+create table almanac_days.job_history_default partition of almanac.job_history default;
 -- Dead jobs that were not redriven: the dead letters. Completed jobs, the many, are not in it.
 create index job_history_dead_job_idx on almanac.job_history (queue, finished_at)
     where state = 'dead' and redriven_at is null;
 create index job_history_schedule_idx on almanac.job_history (queue, schedule, tick_at) where schedule is not null;
 
 comment on table almanac.job_history is 'Finished jobs. A redriven job has one row for each of its lives.';
-comment on table almanac.job_history_default is
+comment on table almanac_days.job_history_default is
     'Catches rows of days that have no partition yet; the housekeeper moves them.';
 comment on column almanac.job_history.queue is 'As in job.';
 comment on column almanac.job_history.id is 'As in job.';
@@ -94,11 +95,11 @@ create table almanac.attempt (
     constraint attempt_pkey primary key (queue, job_id, lease_token, finished_at),
     constraint attempt_outcome_is_known check (outcome in ('failed', 'lost', 'released', 'cancelled'))
 ) partition by range (finished_at);
-create table almanac.attempt_default partition of almanac.attempt default;
+create table almanac_days.attempt_default partition of almanac.attempt default;
 
 comment on table almanac.attempt is
     'Attempts that ended other than well. A completed one is described by its row in job_history.';
-comment on table almanac.attempt_default is
+comment on table almanac_days.attempt_default is
     'Catches rows of days that have no partition yet; the housekeeper moves them.';
 comment on column almanac.attempt.queue is 'The queue.';
 comment on column almanac.attempt.job_id is 'The job.';

@@ -215,9 +215,10 @@ create table almanac.tick (
     constraint tick_has_a_job_if_it_fired check (
         (job_id is not null) = (decision in ('fired', 'backfilled', 'triggered')))
 ) partition by range (tick_at);
-create table almanac.tick_default partition of almanac.tick default;
+create table almanac_days.tick_default partition of almanac.tick default;
 comment on table almanac.tick is 'The ledger: for each schedule and moment exactly one row that says what was decided.';
-comment on table almanac.tick_default is 'Catches rows of days that have no partition yet; the housekeeper moves them.';
+comment on table almanac_days.tick_default is
+    'Catches rows of days that have no partition yet; the housekeeper moves them.';
 comment on column almanac.tick.queue is 'The queue.';
 comment on column almanac.tick.schedule is 'The schedule.';
 comment on column almanac.tick.tick_at is 'The moment that was decided about.';

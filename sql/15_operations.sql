@@ -32,6 +32,7 @@ create table almanac.worker (
     queues       text[] not null,
     concurrency  integer not null,
     running      integer not null,
+    reported_by  text collate "C" not null,
     started_at   timestamptz not null,
     last_seen_at timestamptz not null,
     constraint worker_pkey primary key (worker),
@@ -45,6 +46,7 @@ comment on column almanac.worker.version is 'Version of the client.';
 comment on column almanac.worker.queues is 'What it claims from.';
 comment on column almanac.worker.concurrency is 'How many jobs it runs at once.';
 comment on column almanac.worker.running is 'How many it was running.';
+comment on column almanac.worker.reported_by is 'The role that reports it; no other may.';
 comment on column almanac.worker.started_at is 'When it started.';
 comment on column almanac.worker.last_seen_at is 'When it last reported.';
 

@@ -50,7 +50,8 @@ create type almanac.pg_cron_state as (
     job_id      bigint,
     active      boolean,
     last_run_at timestamptz,
-    last_status text
+    last_status text,
+    missing     text
 );
 comment on type almanac.pg_cron_state is 'Whether pg_cron is there, and how the job that ticks is doing.';
 

@@ -1,7 +1,7 @@
 -- 26 _raise_lease_lost: the one answer to everybody who acts with a lease that is not theirs any more.
 create or replace function almanac._raise_lease_lost(queue text, job_id bigint, lease_token bigint)
     returns void
-    language plpgsql immutable set search_path = pg_catalog, pg_temp
+    language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 begin
     raise exception using errcode = 'PA002',
@@ -17,7 +17,7 @@ comment on function almanac._raise_lease_lost(text, bigint, bigint) is 'Raises P
 -- 26 _raise_no_job: the job is not there, or not in a state for what was asked.
 create or replace function almanac._raise_no_job(queue text, job_id bigint, why text, next_action text)
     returns void
-    language plpgsql immutable set search_path = pg_catalog, pg_temp
+    language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 begin
     raise exception using errcode = 'PA003',

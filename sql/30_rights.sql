@@ -11,20 +11,30 @@ as $$
 $$;
 comment on function almanac._audit(text, text, text, text, jsonb, jsonb) is 'Adds a row to the audit log.';
 
--- 30 _authorize: on a restricted queue the caller needs one of the given rights, whatever else it holds.
+-- 30 _has_right: whether the caller holds one of the rights on a restricted queue. A grant means the role that had
+-- both its name and its oid: one dropped and made again under the name is another.
 -- Reads: queue_grant. Calls: _caller.
+create or replace function almanac._has_right(queue text, rights text[])
+    returns boolean
+    language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return exists (
+        select from almanac.queue_grant g join pg_roles r on r.oid = g.role_oid and r.rolname = g.role
+         where g.queue = _has_right.queue and g.may = any (_has_right.rights)
+           and pg_has_role(almanac._caller(), r.oid, 'member'));
+end;
+$$;
+comment on function almanac._has_right(text, text[]) is 'Whether the caller was granted one of the rights on a queue.';
+
+-- 30 _authorize: on a restricted queue the caller needs one of the given rights, whatever else it holds.
+-- Calls: _caller, _has_right.
 create or replace function almanac._authorize(queue text, variadic rights text[])
     returns void
     language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if exists (
-        select from almanac.queue_grant
-         where queue_grant.queue = _authorize.queue and queue_grant.may = any (_authorize.rights)
-           -- A role that was dropped since is nobody's.
-           and to_regrole(quote_ident(queue_grant.role)) is not null
-           and pg_has_role(almanac._caller(), queue_grant.role, 'member')
-    ) then
+    if almanac._has_right(_authorize.queue, _authorize.rights) then
         return;
     end if;
     raise exception using errcode = 'PA004',
@@ -104,7 +114,25 @@ $$;
 comment on function almanac._enter_queue(text, text[]) is
     'The queue''s row, which is not dropped before the end of the transaction; raises as _open_queue.';
 
--- 30 grant_queue: from the first grant on, a queue is closed to everybody who was not granted a right.
+-- 30 _bind_grants: where no grant finds its role, this is a restore on another server, and the roles of these names are
+-- meant. Otherwise a name that means another role now gets nothing. Returns the names that mean no role.
+-- Reads: queue_grant. Writes: queue_grant.
+create or replace function almanac._bind_grants()
+    returns text[]
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if not exists (select from almanac.queue_grant g join pg_roles r on r.oid = g.role_oid and r.rolname = g.role) then
+        update almanac.queue_grant g set role_oid = r.oid from pg_roles r where r.rolname = g.role;
+    end if;
+    return array(select distinct g.role from almanac.queue_grant g
+                  where not exists (select from pg_roles r where r.oid = g.role_oid and r.rolname = g.role)
+                  order by g.role);
+end;
+$$;
+comment on function almanac._bind_grants() is 'After a restore elsewhere, let grants mean the roles of this server.';
+
+-- 30 grant_queue: from the first grant on, a queue is closed to every role that was not granted a right.
 -- Reads: queue, queue_grant. Writes: queue, queue_grant. Calls: clock, _caller, _audit.
 create or replace function almanac.grant_queue(queue text, role text, may text)
     returns void
@@ -129,9 +157,12 @@ begin
             detail  = 'Nothing was granted.',
             hint    = format('Make it: select almanac.put_queue(%L);', coalesce(grant_queue.queue, 'name'));
     end if;
-    insert into almanac.queue_grant (queue, role, may, granted_at, granted_by)
-    values (grant_queue.queue, grant_queue.role, grant_queue.may, almanac.clock(), almanac._caller())
-    on conflict on constraint queue_grant_pkey do nothing;
+    insert into almanac.queue_grant as g (queue, role, role_oid, may, granted_at, granted_by)
+    values (grant_queue.queue, grant_queue.role, to_regrole(quote_ident(grant_queue.role)), grant_queue.may,
+            almanac.clock(), almanac._caller())
+    on conflict on constraint queue_grant_pkey do update
+       set role_oid = excluded.role_oid, granted_at = excluded.granted_at, granted_by = excluded.granted_by
+     where g.role_oid <> excluded.role_oid;
     if found then
         perform almanac._audit('grant_queue', grant_queue.queue, grant_queue.role, null, null,
                                jsonb_build_object('may', grant_queue.may));

@@ -1,6 +1,7 @@
 -- 31 put_queue: make a queue, or change what is given and leave the rest. Null means "as it is"; a limit is lifted
 -- by naming it in unset, because null cannot say both.
--- Reads: queue, schedule. Writes: queue, queue_bucket, job. Calls: clock, _caller, _check_name, _authorize, _audit.
+-- Reads: queue, schedule. Writes: queue, queue_turn, job. Calls: clock, _caller, _check_name, _authorize, _audit,
+-- _new_key_prefix.
 create or replace function almanac.put_queue(
     queue text,
     lease interval default null,
@@ -32,8 +33,8 @@ begin
             hint    = 'Only max_running and rate_limit can be lifted; everything else has a value.';
     end if;
     loop
-        insert into almanac.queue (queue, created_at, created_by)
-        values (put_queue.queue, v_now, almanac._caller())
+        insert into almanac.queue (queue, key_prefix, created_at, created_by)
+        values (put_queue.queue, almanac._new_key_prefix(put_queue.queue), v_now, almanac._caller())
         on conflict on constraint queue_pkey do nothing;
         exit when found;
         select * into v_before from almanac.queue where queue.queue = put_queue.queue for update;
@@ -72,13 +73,12 @@ begin
            max_payload_bytes = coalesce(put_queue.max_payload_bytes, queue.max_payload_bytes)
      where queue.queue = put_queue.queue
     returning * into v_after;
-    if v_after.rate_limit is distinct from v_before.rate_limit
-       or v_after.rate_interval is distinct from v_before.rate_interval then
-        delete from almanac.queue_bucket where queue_bucket.queue = put_queue.queue;
-        if v_after.rate_limit is not null then
-            insert into almanac.queue_bucket (queue, tokens, refilled_at)
-            values (put_queue.queue, v_after.rate_limit, v_now);
-        end if;
+    if v_before.queue is null or row (v_after.rate_limit, v_after.rate_interval)
+                                 is distinct from row (v_before.rate_limit, v_before.rate_interval) then
+        insert into almanac.queue_turn (queue, tokens, refilled_at)
+        values (put_queue.queue, v_after.rate_limit, case when v_after.rate_limit is not null then v_now end)
+        on conflict on constraint queue_turn_pkey do update
+           set tokens = excluded.tokens, refilled_at = excluded.refilled_at;
     end if;
     if v_after.max_running_per_key > v_before.max_running_per_key then
         -- Waits for nobody, and so with nobody in a circle; whoever holds one is about to end it or bring it back.
@@ -111,7 +111,7 @@ comment on function almanac.put_queue(text, interval, integer, interval, interva
 -- nobody is just making something in this one, and everybody waits behind it: so it waits for others only briefly, and
 -- its transaction is not left open. What is looked for must be all there is by then, which only a transaction that
 -- reads committed data can see.
--- Reads: job, schedule. Writes: queue, queue_bucket, queue_grant, job_type, dedup, sleeper, claim. Calls: _audit,
+-- Reads: job, schedule. Writes: queue, queue_turn, queue_grant, job_type, dedup, sleeper, claim. Calls: _audit,
 -- _open_queue.
 create or replace function almanac.drop_queue(queue text, reason text default null)
     returns void
@@ -162,7 +162,7 @@ begin
             hint    = v_hint;
     end if;
     delete from almanac.queue where queue.queue = drop_queue.queue;
-    delete from almanac.queue_bucket where queue_bucket.queue = drop_queue.queue;
+    delete from almanac.queue_turn where queue_turn.queue = drop_queue.queue;
     delete from almanac.queue_grant where queue_grant.queue = drop_queue.queue;
     delete from almanac.job_type where job_type.queue = drop_queue.queue;
     delete from almanac.dedup where dedup.queue = drop_queue.queue;
@@ -298,6 +298,7 @@ comment on function almanac.put_job_type(
     'Say what differs for one type of job in a queue; declaring the same again changes nothing.';
 
 -- The queue for those who need only one.
-insert into almanac.queue (queue, created_at, created_by)
-values ('default', almanac.clock(), almanac._caller())
+insert into almanac.queue (queue, key_prefix, created_at, created_by)
+values ('default', almanac._new_key_prefix('default'), almanac.clock(), almanac._caller())
 on conflict on constraint queue_pkey do nothing;
+insert into almanac.queue_turn (queue) values ('default') on conflict on constraint queue_turn_pkey do nothing;

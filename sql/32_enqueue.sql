@@ -88,15 +88,12 @@ create or replace function almanac._check_enqueue(
     job_type text, due_at timestamptz, priority integer, keyed boolean, dedup_for interval, max_attempts integer,
     base_delay interval, max_delay interval)
     returns void
-    language plpgsql immutable set search_path = pg_catalog, pg_temp
+    language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_wrong text;
 begin
-    if _check_enqueue.job_type is null or _check_enqueue.job_type !~ E'\\S'
-       or length(_check_enqueue.job_type) > 200 then
-        perform almanac._check_name('a job type', _check_enqueue.job_type, 200);
-    end if;
+    perform almanac._check_name('a job type', _check_enqueue.job_type, 200);
     v_wrong := case
         when not isfinite(_check_enqueue.due_at) then 'due_at must be a finite time'
         when _check_enqueue.priority is null or _check_enqueue.priority not between -32768 and 32767
@@ -124,8 +121,8 @@ comment on function almanac._check_enqueue(
 -- 32 enqueue: (nothing) -> scheduled, in the caller's transaction: if that rolls back there is no job. One statement
 -- asks for everything that could stand against it, because each by itself would cost as much as the row; only where
 -- something does is it looked up, and raised or settled.
--- Reads: queue, job_type, sleeper. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload,
--- _hold_queue, _payload_bytes, _open_queue, _take_dedup_keys, _learn, _ring.
+-- Reads: queue, job_type, sleeper. Writes: job. Calls: clock, _caller, _check_enqueue, _check_idempotency_key,
+-- _check_name, _check_payload, _hold_queue, _is_plain, _payload_bytes, _open_queue, _take_dedup_keys, _learn, _ring.
 create or replace function almanac.enqueue(
     queue text,
     job_type text,
@@ -152,10 +149,10 @@ declare
     v_lease   interval;
     v_awaited boolean;
 begin
-    if enqueue.job_type is null or enqueue.job_type !~ E'\\S' or length(enqueue.job_type) > 200
+    if almanac._is_plain(enqueue.job_type, 200) is not true
        or enqueue.priority is distinct from 0 or current_setting('transaction_isolation') <> 'read committed'
        or num_nonnulls(enqueue.due_at, enqueue.dedup_key, enqueue.dedup_for, enqueue.concurrency_key,
-                       enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay) > 0 then
+                       enqueue.idempotency_key, enqueue.max_attempts, enqueue.base_delay, enqueue.max_delay) > 0 then
         if current_setting('transaction_isolation') <> 'read committed' then
             -- As _enter_queue; at read committed, the statement that asks for everything locks before it looks.
             perform almanac._hold_queue(enqueue.queue, 'produce');
@@ -163,6 +160,7 @@ begin
         perform almanac._check_enqueue(enqueue.job_type, coalesce(enqueue.due_at, v_now), enqueue.priority,
                                        enqueue.dedup_key is not null, enqueue.dedup_for, enqueue.max_attempts,
                                        enqueue.base_delay, enqueue.max_delay);
+        perform almanac._check_idempotency_key(enqueue.idempotency_key);
         if enqueue.concurrency_key is not null then
             perform almanac._check_name('a concurrency_key', enqueue.concurrency_key, 200);
         end if;
@@ -185,12 +183,14 @@ begin
          where q.queue = enqueue.queue
            and (q.restricted_at is null or q.queue = v_queue.queue)
            and jsonb_typeof(enqueue.payload) in ('object', 'array')
-           and almanac._payload_bytes(enqueue.payload) <= q.max_payload_bytes
+           and almanac._payload_bytes(enqueue.payload) + coalesce(almanac._payload_bytes(enqueue.headers), 0)
+               <= q.max_payload_bytes
+           and coalesce(jsonb_typeof(enqueue.headers), 'object') = 'object'
            and enqueue.priority = any (q.priorities)
            and (enqueue.concurrency_key is null or q.keyed_at is not null);
         exit when found;
         v_queue := almanac._open_queue(enqueue.queue, 'produce');
-        perform almanac._check_payload(enqueue.payload, v_queue.max_payload_bytes);
+        perform almanac._check_payload(enqueue.payload, enqueue.headers, v_queue.max_payload_bytes);
         perform almanac._learn(v_queue, enqueue.priority::smallint, enqueue.concurrency_key is not null);
     end loop;
     insert into almanac.job (queue, id, job_type, priority, due_at, payload, max_attempts, base_delay, max_delay, lease,
@@ -212,8 +212,8 @@ comment on function almanac.enqueue(text, text, jsonb, timestamptz, integer, tex
     'Make a job in the caller''s transaction; with a dedup_key that is taken, name the job that has it instead.';
 
 -- 32 enqueue_many: as enqueue, for many payloads in one statement. Arrays run in parallel with payloads.
--- Reads: job_type. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name, _check_payload, _payload_bytes,
--- _enter_queue, _take_dedup_keys, _learn, _ring.
+-- Reads: job_type. Writes: job. Calls: clock, _caller, _check_enqueue, _check_idempotency_key, _check_name,
+-- _check_payload, _enter_queue, _is_plain, _payload_bytes, _take_dedup_keys, _learn, _ring.
 create or replace function almanac.enqueue_many(
     queue text,
     job_type text,
@@ -235,6 +235,7 @@ declare
     v_now    timestamptz := almanac.clock();
     v_due_at timestamptz := coalesce(enqueue_many.due_at, v_now);
     v_queue  almanac.queue := almanac._enter_queue(enqueue_many.queue, 'produce');
+    v_room   integer := v_queue.max_payload_bytes - coalesce(almanac._payload_bytes(enqueue_many.headers), 0);
     v_type   almanac.job_type;
     v_bad    jsonb;
     v_ids    bigint[];
@@ -257,17 +258,20 @@ begin
     end if;
     select p.payload into v_bad from unnest(enqueue_many.payloads) as p (payload)
      where p.payload is null or jsonb_typeof(p.payload) not in ('object', 'array')
-        or almanac._payload_bytes(p.payload) > v_queue.max_payload_bytes
+        or almanac._payload_bytes(p.payload) > v_room or jsonb_typeof(enqueue_many.headers) <> 'object'
      limit 1;
     if found then
-        perform almanac._check_payload(v_bad, v_queue.max_payload_bytes);
+        perform almanac._check_payload(v_bad, enqueue_many.headers, v_queue.max_payload_bytes);
     end if;
     perform almanac._check_name('a dedup_key', k.dedup_key, 400)
        from unnest(enqueue_many.dedup_keys) as k (dedup_key)
-      where k.dedup_key !~ E'\\S' or length(k.dedup_key) > 400;
+      where not almanac._is_plain(k.dedup_key, 400);
     perform almanac._check_name('a concurrency_key', k.concurrency_key, 200)
        from unnest(enqueue_many.concurrency_keys) as k (concurrency_key)
-      where k.concurrency_key !~ E'\\S' or length(k.concurrency_key) > 200;
+      where not almanac._is_plain(k.concurrency_key, 200);
+    perform almanac._check_idempotency_key(k.idempotency_key)
+       from unnest(enqueue_many.idempotency_keys) as k (idempotency_key)
+      where k.idempotency_key is not null;
     v_ids := array(select nextval('almanac.job_id_seq') from generate_series(1, cardinality(enqueue_many.payloads)));
     if enqueue_many.dedup_keys is not null then
         v_owners := almanac._take_dedup_keys(enqueue_many.queue, enqueue_many.dedup_keys, v_ids,

@@ -59,10 +59,10 @@ $$;
 comment on function almanac.local_time(text, timestamptz) is 'Local time in a zone; null if there is none.';
 
 -- 33 _fire_ticks: (nothing) -> scheduled, one job for each tick. The caller has recorded the ticks.
--- Reads: queue, job_type. Writes: job. Calls: clock, _caller, _ring.
+-- Reads: queue, job_type. Writes: job. Calls: clock, _caller, _ring, _tick_key.
 create or replace function almanac._fire_ticks(
     schedule almanac.schedule, ticks timestamptz[], job_ids bigint[], due_at timestamptz[], caught_up boolean[],
-    idempotency_keys text[] default null)
+    triggered boolean default false)
     returns void
     language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
@@ -74,11 +74,10 @@ begin
     select schedule.queue, fired.job_id, schedule.job_type, schedule.priority, fired.due_at, schedule.payload,
            coalesce(schedule.max_attempts, job_type.max_attempts, queue.max_attempts), job_type.lease,
            schedule.concurrency_key,
-           coalesce(fired.key,
-                    'schedule:' || schedule.name || ':' || floor(extract(epoch from fired.tick_at))::bigint),
+           almanac._tick_key(queue.key_prefix, schedule.name, fired.tick_at, _fire_ticks.triggered),
            schedule.headers, schedule.name, fired.tick_at, fired.caught_up, v_now, almanac._caller()
-      from unnest(ticks, job_ids, _fire_ticks.due_at, _fire_ticks.caught_up, idempotency_keys)
-           as fired (tick_at, job_id, due_at, caught_up, key)
+      from unnest(ticks, job_ids, _fire_ticks.due_at, _fire_ticks.caught_up)
+           as fired (tick_at, job_id, due_at, caught_up)
       join almanac.queue on queue.queue = schedule.queue
       left join almanac.job_type on job_type.queue = schedule.queue and job_type.job_type = schedule.job_type
      where fired.job_id is not null;
@@ -89,7 +88,7 @@ begin
     end if;
 end;
 $$;
-comment on function almanac._fire_ticks(almanac.schedule, timestamptz[], bigint[], timestamptz[], boolean[], text[]) is
+comment on function almanac._fire_ticks(almanac.schedule, timestamptz[], bigint[], timestamptz[], boolean[], boolean) is
     'Make the jobs of ticks that were decided to fire.';
 
 -- 33 _record_ticks: writes decisions into the ledger. A tick that is there already keeps its decision and is not

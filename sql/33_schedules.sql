@@ -74,13 +74,14 @@ declare
 begin
     perform almanac._check_name('a schedule', schedule.name, 200);
     perform almanac._check_name('a job type', schedule.job_type, 200);
-    perform almanac._check_payload(schedule.payload, max_payload_bytes);
+    perform almanac._check_payload(schedule.payload, schedule.headers, max_payload_bytes);
     if schedule.concurrency_key is not null then
         perform almanac._check_name('a concurrency_key', schedule.concurrency_key, 200);
     end if;
     v_wrong := case
         when not (isfinite(schedule.at) and isfinite(schedule.starts_at) and isfinite(schedule.ends_at))
-            then 'at, starts_at and ends_at must be finite times'
+             or least(schedule.at, schedule.starts_at, schedule.ends_at) < timestamptz '0001-01-02 00:00:00+00'
+            then 'at, starts_at and ends_at must be finite times after the year 0'
         when schedule.kind is distinct from 'job' then 'kind must be job'
         when schedule.dst_gap not in ('after', 'skip') then 'dst_gap must be after or skip'
         when schedule.dst_overlap not in ('first', 'second', 'both') then 'dst_overlap must be first, second or both'
@@ -113,6 +114,10 @@ begin
         v_wrong := format('overlap %s runs one job at a time, so max_running cannot be %s', schedule.overlap,
                           schedule.max_running);
         v_hint := 'Leave max_running out, or use overlap => ''skip'' or ''allow'' with it.';
+    elsif schedule.overlap in ('queue_one', 'cancel_running')
+          and not starts_with(schedule.concurrency_key, 'schedule:') then
+        v_wrong := format('overlap %s needs a concurrency_key that means one job at a time', schedule.overlap);
+        v_hint := 'Leave concurrency_key out, or begin it with schedule: for one that several schedules share.';
     elsif schedule.after_schedule is not null and schedule.within is null then
         v_wrong := 'after_schedule needs within: how lately must that schedule have succeeded?';
         v_hint := 'Add, say, within => ''1 hour''.';
@@ -192,8 +197,8 @@ comment on function almanac._settle_ticks(almanac.schedule, text, timestamptz) i
 
 -- 33 _declare: insert or change by name. Declaring what is there already changes nothing at all: no revision, no new
 -- next_due_at, no end of a pause. A change keeps the past: ticks up to now are not decided again under the new rule.
--- Reads: tick, schedule. Writes: schedule, schedule_revision, zone_watch. Calls: clock, _caller, _audit, _hold_queue,
--- _check_schedule, _clock_changes, _clear_alert, _definition, _learn, _settle_ticks, _tick_after.
+-- Reads: tick, schedule, job. Writes: schedule, schedule_revision, zone_watch, job. Calls: clock, _caller, _audit,
+-- _hold_queue, _check_schedule, _clock_changes, _clear_alert, _definition, _learn, _settle_ticks, _tick_after.
 create or replace function almanac._declare(wanted almanac.schedule, action text)
     returns almanac.declared_schedule
     language plpgsql volatile set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
@@ -327,6 +332,16 @@ begin
                paused_by = v_new.paused_by, pause_reason = v_new.pause_reason, paused_until = v_new.paused_until,
                error = v_new.error, changed_at = v_new.changed_at, changed_by = v_new.changed_by
          where s.queue = v_new.queue and s.name = v_new.name;
+        if v_new.overlap in ('queue_one', 'cancel_running')
+           and v_new.concurrency_key is distinct from v_old.concurrency_key then
+            -- One at a time includes the jobs of the definition before.
+            update almanac.job
+               set concurrency_key = v_new.concurrency_key, parked_at = null,
+                   counted_at = case when job.state = 'running' then coalesce(job.counted_at, job.claimed_at) end
+             where job.queue = v_new.queue and job.id = any (array(
+                select job.id from almanac.job where job.queue = v_new.queue and job.schedule = v_new.name
+                 order by job.id for update));
+        end if;
     end if;
     insert into almanac.schedule_revision (queue, schedule, revision, action, changed_at, changed_by, before, after)
     values (v_new.queue, v_new.name, v_new.revision, _declare.action, v_now, v_new.changed_by,
@@ -412,7 +427,7 @@ begin
     v_wanted.kind := put_schedule.kind;
     v_wanted.job_type := put_schedule.job_type;
     v_wanted.payload := coalesce(put_schedule.payload, '{}');
-    v_wanted.at := put_schedule.at;
+    v_wanted.at := date_trunc('second', put_schedule.at);
     v_wanted.cron := coalesce(put_schedule.cron, case when put_schedule.at is null then v_template.cron end);
     v_wanted.timezone := coalesce(put_schedule.timezone, v_template.timezone, 'UTC');
     v_wanted.dst_gap := coalesce(put_schedule.dst_gap, v_template.dst_gap, 'after');

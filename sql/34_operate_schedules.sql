@@ -173,7 +173,7 @@ begin
         end loop;
         -- Its own key: it is another effect than that of the tick of the same second.
         perform almanac._fire_ticks(v_schedule, array[v_now], array[v_job], array[almanac.clock()], array[false],
-                                    array['schedule:' || v_schedule.name || ':triggered:' || v_job]);
+                                    triggered => true);
         perform almanac._audit('trigger_schedule', v_schedule.queue, v_schedule.name, trigger_schedule.reason, null,
                                jsonb_build_object('job_id', v_job));
     end if;
@@ -189,7 +189,7 @@ comment on function almanac.trigger_schedule(text, text, text, boolean) is
 
 -- 34 reschedule: the next tick comes at another time, once; after it the rule goes on. Into the past: it fires with
 -- the next tick of the heartbeat. Into the future: ticks of the rule before it are merged into it.
--- Reads: tick. Writes: schedule. Calls: clock, _caller, _audit, _find_schedule, _record_ticks.
+-- Reads: tick. Writes: schedule. Calls: clock, _calendar_holds, _caller, _audit, _find_schedule, _record_ticks.
 create or replace function almanac.reschedule(
     name text, at timestamptz, queue text default null, reason text default null, dry_run boolean default false)
     returns almanac.operated_schedule
@@ -199,11 +199,13 @@ declare
     v_schedule almanac.schedule := almanac._find_schedule(reschedule.name, reschedule.queue);
     v_decided  text;
 begin
-    if reschedule.at is null or not isfinite(reschedule.at) then
-        raise exception using errcode = '22023', message = 'at must be a finite time',
+    if almanac._calendar_holds(reschedule.at) is not true then
+        raise exception using errcode = '22023', message = 'at must be a time of the years 1 to 9999',
             detail = format('It is %s.', coalesce(reschedule.at::text, 'null')),
             hint   = 'Use pause_schedule to stop a schedule.';
     end if;
+    -- Two ticks of one second would have one idempotency key.
+    reschedule.at := date_trunc('second', reschedule.at);
     select t.decision into v_decided from almanac.tick t
      where t.queue = v_schedule.queue and t.schedule = v_schedule.name and t.tick_at = reschedule.at;
     if found then

@@ -1,6 +1,6 @@
 -- 36 explain_tick: why did it run, or not? Answers for any moment, also one that is no tick, in a sentence.
--- Reads: queue, tick, schedule, schedule_revision. Calls: clock, _find_schedule, local_time, _previous_run,
--- _tick_after.
+-- Reads: queue, tick, schedule, schedule_revision. Calls: clock, _calendar_holds, _find_schedule, local_time,
+-- _previous_run, _tick_after.
 create or replace function almanac.explain_tick(name text, at timestamptz, queue text default null)
     returns almanac.explained_tick
     language plpgsql volatile security definer
@@ -18,6 +18,12 @@ declare
     v_why      text;
     v_decision text;
 begin
+    if almanac._calendar_holds(explain_tick.at) is not true then
+        raise exception using errcode = case when explain_tick.at is null then '22004' else '22023' end,
+            message = 'at must be a time of the years 1 to 9999',
+            detail  = format('It is %s.', coalesce(explain_tick.at::text, 'null')),
+            hint    = 'Give the moment at which you expected the schedule to run.';
+    end if;
     begin
         v_schedule := almanac._find_schedule(explain_tick.name, explain_tick.queue, lock => false);
     exception

@@ -17,6 +17,28 @@ return effort > 500 + 3 * jobs_found;
 comment on function almanac._is_littered(bigint, integer) is
     'Whether entries of jobs long claimed are in the way of claims.';
 
+-- 40 _recall: what this session remembers of a queue; nothing where the setting, which the session may write to, holds
+-- anything else.
+create or replace function almanac._recall(setting text)
+    returns almanac.claim_memory
+    language plpgsql stable set search_path = pg_catalog, pg_temp set datestyle = 'ISO, YMD'
+as $$
+declare
+    v_memory almanac.claim_memory;
+begin
+    v_memory := current_setting(_recall.setting)::almanac.claim_memory;
+    v_memory.look_back_cost := least(greatest(v_memory.look_back_cost, interval '0'), interval '3 seconds');
+    return case when v_memory is not null
+                     and cardinality(v_memory.due_at) = cardinality(v_memory.priorities)
+                     and cardinality(v_memory.id) = cardinality(v_memory.priorities)
+                     and array_position(v_memory.due_at, null) is null and array_position(v_memory.id, null) is null
+                then v_memory end;
+exception
+    when others then return null;
+end;
+$$;
+comment on function almanac._recall(text) is 'The memory of claims in a setting of the session, or null.';
+
 -- 40 _pick_due: locks the due jobs of a queue, highest priority first, then oldest due, and remembers where it stopped.
 -- For sessions that found the head of the index littered: an old snapshot somewhere keeps the entries of claimed jobs
 -- alive, or much was claimed since the last vacuum, and a scan from the start would pass over all of it each time. So
@@ -24,7 +46,7 @@ comment on function almanac._is_littered(bigint, integer) is
 -- behind it (backdated_job_seq), when it finds or last found too little, and every second, for commits that came late.
 -- Looking back takes at most a twentieth of the time, however long it has become; once it passes over little, the
 -- position is forgotten. setting: what holds it.
--- Reads: job. Calls: clock, _claim_effort, _is_littered.
+-- Reads: job. Calls: clock, _claim_effort, _is_littered, _recall.
 create or replace function almanac._pick_due(
     queue almanac.queue, batch_size integer, job_types text[], setting text)
     returns tid[]
@@ -32,7 +54,7 @@ create or replace function almanac._pick_due(
 as $$
 declare
     v_now       timestamptz := almanac.clock();
-    v_memory    almanac.claim_memory := current_setting(_pick_due.setting)::almanac.claim_memory;
+    v_memory    almanac.claim_memory := almanac._recall(_pick_due.setting);
     v_backdated bigint := coalesce(pg_sequence_last_value('almanac.backdated_job_seq'), 0);
     v_look_back boolean;
     v_effort    bigint;
@@ -111,7 +133,7 @@ comment on function almanac._pick_due(almanac.queue, integer, text[], text) is
 -- those behind them are neither held up nor searched for behind them again. Whoever holds the key is share-locked
 -- meanwhile: it cannot let go of the key before the parked job can be seen. A holder that is just letting go is not
 -- waited for; its key's jobs stay where they are and the next claim decides. keys_taken: those of jobs about to run.
--- Reads: job. Writes: job.
+-- Reads: job. Writes: job. Calls: _places.
 create or replace function almanac._park(queue almanac.queue, jobs tid[], keys_taken text[], parked_at timestamptz)
     returns void
     language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -133,7 +155,7 @@ begin
       from unnest(v_keys) as k (concurrency_key)
      where (select count(running.id) = count(held.id)
                    and count(held.id) + cardinality(array_positions(_park.keys_taken, k.concurrency_key))
-                       >= (_park.queue).max_running_per_key
+                       >= almanac._places(k.concurrency_key, (_park.queue).max_running_per_key)
               from running left join held on held.id = running.id
              where running.concurrency_key = k.concurrency_key);
     update almanac.job set parked_at = _park.parked_at
@@ -143,23 +165,16 @@ $$;
 comment on function almanac._park(almanac.queue, tid[], text[], timestamptz) is
     'Set locked jobs aside until their concurrency_key is free.';
 
--- 40 _take_turn: claims on a queue with limits take turns, so that two of them cannot both use the last free place.
--- What they count must be what is true when their turn has come, which only a transaction that reads committed data can
--- see; and what was changed, paused or restricted while they waited counts too.
--- Calls: _open_queue.
+-- 40 _take_turn: claims on a queue with limits take turns, so that two of them cannot both use the last free place. The
+-- turn is a row that only functions can lock: an advisory lock could be held by any login. What was changed, paused or
+-- restricted while they waited counts.
+-- Reads: queue_turn. Calls: _open_queue.
 create or replace function almanac._take_turn(queue text)
     returns almanac.queue
-    language plpgsql volatile set search_path = pg_catalog, pg_temp
+    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 begin
-    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-        raise exception using errcode = '25000',
-            message = 'a queue with limits can only be claimed from at isolation level read committed',
-            detail  = format('Queue %s has limits, and the level is %s.', _take_turn.queue,
-                             current_setting('transaction_isolation')),
-            hint    = 'Begin with: begin isolation level read committed; or set default_transaction_isolation.';
-    end if;
-    perform pg_advisory_xact_lock(hashtextextended('almanac.claim_due:' || _take_turn.queue, 0));
+    perform from almanac.queue_turn where queue_turn.queue = _take_turn.queue for no key update;
     return almanac._open_queue(_take_turn.queue, 'work');
 end;
 $$;
@@ -189,22 +204,22 @@ $$;
 comment on function almanac._count_running(text) is 'How many jobs of a queue run.';
 
 -- 40 _tokens: what is in the bucket of a rate-limited queue at a moment; null if it has none.
--- Reads: queue_bucket.
+-- Reads: queue_turn.
 create or replace function almanac._tokens(queue almanac.queue, at timestamptz)
     returns double precision
     language sql stable set search_path = pg_catalog, pg_temp
 as $$
     select least((_tokens.queue).rate_limit,
-                 queue_bucket.tokens
+                 queue_turn.tokens
                  + (_tokens.queue).rate_limit
-                   * greatest(extract(epoch from _tokens.at - queue_bucket.refilled_at), 0)::float8
+                   * greatest(extract(epoch from _tokens.at - queue_turn.refilled_at), 0)::float8
                    / extract(epoch from (_tokens.queue).rate_interval)::float8)
-      from almanac.queue_bucket where queue_bucket.queue = (_tokens.queue).queue;
+      from almanac.queue_turn where queue_turn.queue = (_tokens.queue).queue;
 $$;
 comment on function almanac._tokens(almanac.queue, timestamptz) is 'Tokens in the bucket of a rate-limited queue.';
 
 -- 40 _pick_within_limits: as _pick_due, for queues with limits.
--- Reads: job. Writes: queue_bucket. Calls: clock, _take_turn, _count_running, _tokens, _park.
+-- Reads: job. Writes: queue_turn. Calls: clock, _take_turn, _count_running, _tokens, _park, _places.
 create or replace function almanac._pick_within_limits(queue almanac.queue, batch_size integer, job_types text[])
     returns tid[]
     language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -225,6 +240,22 @@ declare
     v_busy    tid[];
     v_passed  integer := 0;
 begin
+    -- Who would find nothing does not take the turn, which is a write and waits for others.
+    v_now := almanac.clock();
+    if not exists (
+        select from unnest(v_queue.priorities) as level (priority)
+         cross join lateral (
+            select from almanac.job
+             where job.queue = v_queue.queue
+               and job.state in ('scheduled', 'retrying')
+               and job.parked_at is null and job.counted_at is null
+               and job.priority = level.priority
+               and job.due_at <= v_now
+               and (_pick_within_limits.job_types is null or job.job_type = any (_pick_within_limits.job_types))
+             order by job.due_at, job.id
+             limit 1) due) then
+        return v_jobs;
+    end if;
     v_queue := almanac._take_turn(v_queue.queue);
     v_now := almanac.clock();
     if v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now then
@@ -266,10 +297,14 @@ begin
                      on mine.key = page.concurrency_key
         )
         select array_agg(placed.ctid order by placed.due_at, placed.id)
-                   filter (where placed.place <= v_queue.max_running_per_key),
+                   filter (where placed.place
+                                 <= almanac._places(placed.concurrency_key, v_queue.max_running_per_key)),
                array_agg(placed.concurrency_key)
-                   filter (where placed.place between 1 and v_queue.max_running_per_key),
-               array_agg(placed.ctid) filter (where placed.place > v_queue.max_running_per_key),
+                   filter (where placed.place between 1 and
+                                 almanac._places(placed.concurrency_key, v_queue.max_running_per_key)),
+               array_agg(placed.ctid)
+                   filter (where placed.place
+                                 > almanac._places(placed.concurrency_key, v_queue.max_running_per_key)),
                count(*),
                (array_agg(placed.due_at order by placed.due_at desc, placed.id desc))[1],
                (array_agg(placed.id order by placed.due_at desc, placed.id desc))[1]
@@ -291,8 +326,8 @@ begin
     end loop;
     if v_tokens is not null and (v_jobs <> '{}' or v_tokens < 1) then
         -- An empty bucket that is dated ahead, because the clock was set back, would stay empty until then.
-        update almanac.queue_bucket set tokens = v_tokens - cardinality(v_jobs), refilled_at = v_now
-         where queue_bucket.queue = v_queue.queue and (v_jobs <> '{}' or queue_bucket.refilled_at > v_now);
+        update almanac.queue_turn set tokens = v_tokens - cardinality(v_jobs), refilled_at = v_now
+         where queue_turn.queue = v_queue.queue and (v_jobs <> '{}' or queue_turn.refilled_at > v_now);
     end if;
     return v_jobs;
 end;
@@ -300,13 +335,20 @@ $$;
 comment on function almanac._pick_within_limits(almanac.queue, integer, text[]) is
     'Lock due jobs in claim order within max_running, rate_limit and concurrency keys.';
 
--- 40 _check_claim: what must hold for the arguments of a claim, said in words.
+-- 40 _check_claim: what must hold for a claim and its arguments, said in words. An older snapshot would show a queue
+-- that has been paused, limited or restricted since.
 -- Calls: _check_name.
 create or replace function almanac._check_claim(worker text, batch_size integer, lease interval)
     returns void
-    language plpgsql immutable set search_path = pg_catalog, pg_temp
+    language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 begin
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        raise exception using errcode = '25000',
+            message = 'jobs can only be claimed at isolation level read committed',
+            detail  = format('The level is %s.', current_setting('transaction_isolation')),
+            hint    = 'Begin with: begin isolation level read committed; or set default_transaction_isolation.';
+    end if;
     perform almanac._check_name('a worker', _check_claim.worker, 200);
     if _check_claim.batch_size is null or _check_claim.batch_size not between 1 and 10000 then
         raise exception using errcode = '22023',
@@ -337,7 +379,7 @@ comment on function almanac._look_after() is 'How soon after a claim it is asked
 -- Every statement and expression here is set up anew in each call, which is most of what a small claim costs: so they
 -- are few, and what is seldom needed is done elsewhere.
 -- Reads: queue, job. Writes: job, claim. Calls: clock, _open_queue, _check_claim, _claim_effort, _is_littered,
--- _pick_due, _pick_within_limits, _next_token, _look_after, attempt_key, _idempotency_key.
+-- _is_plain, _pick_due, _pick_within_limits, _next_token, _look_after, attempt_key, _idempotency_key.
 create or replace function almanac.claim_due(
     queue text,
     worker text,
@@ -365,8 +407,9 @@ declare
     -- Null: the statement that claims picks them itself.
     v_jobs    tid[];
 begin
-    if claim_due.worker is null or claim_due.worker !~ E'\\S' or length(claim_due.worker) > 200
+    if almanac._is_plain(claim_due.worker, 200) is not true
        or claim_due.batch_size is null or claim_due.batch_size not between 1 and 10000
+       or current_setting('transaction_isolation') <> 'read committed'
        or claim_due.lease not between interval '1 second' and interval '30 days' then
         perform almanac._check_claim(claim_due.worker, claim_due.batch_size, claim_due.lease);
     end if;
@@ -423,7 +466,8 @@ begin
                  limit claim_due.batch_size)))
             returning job.queue, job.id, job.job_type, job.payload::jsonb, job.attempt, job.max_attempts, job.due_at,
                       v_now - job.due_at, job.lease_token, job.lease_expires_at,
-                      coalesce(job.idempotency_key, almanac._idempotency_key(job.queue, job.id, job.created_at)),
+                      coalesce(job.idempotency_key,
+                               almanac._idempotency_key(v_queue.key_prefix, job.id, job.created_at)),
                       almanac.attempt_key(job.id, job.attempt, job.lease_token),
                       job.schedule, job.tick_at, job.caught_up, job.priority, job.concurrency_key::text, job.headers,
                       job.created_at
@@ -440,8 +484,8 @@ begin
         v_again := v_claimed < claim_due.batch_size
             and pg_sequence_last_value('almanac.backdated_job_seq') is distinct from v_drawn;
         if v_again or almanac._is_littered(almanac._claim_effort() - v_effort, v_claimed) then
-            -- An empty claim_memory: the next claim looks back, and remembers.
-            perform set_config(v_setting, '(,,,,,,,)', false);
+            -- No memory that _recall would know: the next claim looks back, and remembers.
+            perform set_config(v_setting, 'from the start', false);
         end if;
         if v_again then
             -- A job that was claimed and given back since the statement began was locked as it is now, which the

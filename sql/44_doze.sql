@@ -3,7 +3,7 @@
 -- of these types; where none is among the first thousand of a priority, the time of the last of those is given instead.
 -- Planned once, which takes three times as long as the look; and never with a sort, because the plan may be of a time
 -- when there were no jobs.
--- Reads: job, sleeper. Writes: sleeper. Calls: clock, _check_name, _open_queue.
+-- Reads: job, sleeper. Writes: sleeper. Calls: clock, _check_name, _is_plain, _open_queue.
 create or replace function almanac.doze(
     queue text, worker text, at_most interval default interval '5 seconds', job_types text[] default null)
     returns timestamptz
@@ -16,9 +16,10 @@ declare
     v_queue almanac.queue := almanac._open_queue(doze.queue, 'work');
     v_next  timestamptz;
 begin
-    if doze.worker is null then
+    if almanac._is_plain(doze.worker, 200) is not true then
         perform almanac._check_name('a worker', doze.worker, 200);
-    elsif doze.at_most is null then
+    end if;
+    if doze.at_most is null then
         raise exception using errcode = '22004',
             message = 'at_most must not be null',
             hint    = 'Leave it out to sleep for up to 5 seconds.';
@@ -102,8 +103,9 @@ end;
 $$;
 comment on function almanac.count_due(text) is 'How many jobs of a queue are due and wait.';
 
--- 44 report_worker: a worker shows itself to operators. Nothing depends on it: recovery reads leases.
--- Writes: worker. Calls: clock, _check_name.
+-- 44 report_worker: a worker shows itself to operators. Nothing depends on it: recovery reads leases. A role cannot
+-- change what another role reports.
+-- Writes: worker. Calls: clock, _caller, _check_name.
 create or replace function almanac.report_worker(
     worker text, host text, pid integer, version text, queues text[], concurrency integer, running integer)
     returns void
@@ -117,26 +119,37 @@ begin
             message = 'a worker is reported with all of host, pid, version, queues, concurrency and running',
             hint    = 'Give 0 or an empty text for what is not known.';
     end if;
-    insert into almanac.worker (worker, host, pid, version, queues, concurrency, running, started_at, last_seen_at)
+    insert into almanac.worker (worker, host, pid, version, queues, concurrency, running, reported_by, started_at,
+                                last_seen_at)
     values (report_worker.worker, report_worker.host, report_worker.pid, report_worker.version, report_worker.queues,
-            report_worker.concurrency, report_worker.running, almanac.clock(), almanac.clock())
+            report_worker.concurrency, report_worker.running, almanac._caller(), almanac.clock(), almanac.clock())
     on conflict on constraint worker_pkey do update
        set host = excluded.host, pid = excluded.pid, version = excluded.version, queues = excluded.queues,
-           concurrency = excluded.concurrency, running = excluded.running, last_seen_at = excluded.last_seen_at;
+           concurrency = excluded.concurrency, running = excluded.running, last_seen_at = excluded.last_seen_at
+     where worker.reported_by = excluded.reported_by;
+    if not found then
+        raise exception using errcode = 'PA004',
+            message = format('worker %s is reported by another role', quote_literal(report_worker.worker)),
+            detail  = format('Role %s may not change it.', almanac._caller()),
+            hint    = 'Give each process a name of its own, with its pid and a random part.';
+    end if;
 end;
 $$;
 comment on function almanac.report_worker(text, text, integer, text, text[], integer, integer) is
     'Register a worker or refresh what worker_overview shows of it.';
 
--- 44 retire_worker: a worker that stopped cleanly.
--- Writes: worker, sleeper.
+-- 44 retire_worker: a worker that stopped cleanly. On a queue that the caller may not work on it goes on sleeping.
+-- Reads: queue. Writes: worker, sleeper. Calls: _caller, _has_right.
 create or replace function almanac.retire_worker(worker text)
     returns void
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
-    delete from almanac.sleeper where sleeper.worker = retire_worker.worker;
-    delete from almanac.worker where worker.worker = retire_worker.worker;
+    delete from almanac.sleeper s using almanac.queue q
+     where s.worker = retire_worker.worker and q.queue = s.queue
+       and (q.restricted_at is null or almanac._has_right(q.queue, array['work']));
+    delete from almanac.worker
+     where worker.worker = retire_worker.worker and worker.reported_by = almanac._caller();
 end;
 $$;
 comment on function almanac.retire_worker(text) is 'Forget a worker that has stopped.';

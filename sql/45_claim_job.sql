@@ -1,8 +1,8 @@
 -- 45 claim_job: scheduled or retrying -> running, for one job by its id: somebody wants to see this one run. Paused
 -- queues and limits hold as for claim_due, and nothing runs early; but no other job is in the way. Whoever has just
 -- locked the job is not waited for: that may be one who ends it and then waits for the turn that we have.
--- Reads: job. Writes: job, claim, queue_bucket. Calls: clock, _open_queue, _check_name, _take_turn, _count_running,
--- _tokens, _raise_no_job, _next_token, _look_after, attempt_key, _idempotency_key.
+-- Reads: job. Writes: job, claim, queue_turn. Calls: clock, _open_queue, _check_claim, _take_turn, _count_running,
+-- _places, _tokens, _raise_no_job, _next_token, _look_after, attempt_key, _idempotency_key.
 create or replace function almanac.claim_job(
     queue text, job_id bigint, worker text, lease interval default null)
     returns almanac.claimed_job
@@ -14,13 +14,7 @@ declare
     v_why   text;
     v_now   timestamptz;
 begin
-    perform almanac._check_name('a worker', claim_job.worker, 200);
-    if claim_job.lease not between interval '1 second' and interval '30 days' then
-        raise exception using errcode = '22023',
-            message = 'lease must be between 1 second and 30 days',
-            detail  = format('It is %s.', claim_job.lease),
-            hint    = 'Leave it out to use the lease of the job type or the queue.';
-    end if;
+    perform almanac._check_claim(claim_job.worker, 1, claim_job.lease);
     if v_queue.max_running is not null or v_queue.rate_limit is not null or v_queue.keyed_at is not null then
         v_queue := almanac._take_turn(claim_job.queue);
     end if;
@@ -39,9 +33,10 @@ begin
             then 'waits in a paused queue'
         when v_queue.max_running <= almanac._count_running(claim_job.queue)
             then 'has to wait: as many jobs run as the queue allows'
-        when v_queue.max_running_per_key <= (select count(*) from almanac.job
-                                              where job.queue = claim_job.queue and job.counted_at is not null
-                                                and job.concurrency_key = v_job.concurrency_key)
+        when almanac._places(v_job.concurrency_key, v_queue.max_running_per_key)
+             <= (select count(*) from almanac.job
+                  where job.queue = claim_job.queue and job.counted_at is not null
+                    and job.concurrency_key = v_job.concurrency_key)
             then 'has to wait: its concurrency_key is busy'
         when v_queue.rate_limit is not null and almanac._tokens(v_queue, v_now) < 1
             then 'has to wait: the queue is at its rate limit'
@@ -51,8 +46,8 @@ begin
             'Look it up: select * from almanac.job(queue, job_id);');
     end if;
     if v_queue.rate_limit is not null then
-        update almanac.queue_bucket set tokens = almanac._tokens(v_queue, v_now) - 1, refilled_at = v_now
-         where queue_bucket.queue = claim_job.queue;
+        update almanac.queue_turn set tokens = almanac._tokens(v_queue, v_now) - 1, refilled_at = v_now
+         where queue_turn.queue = claim_job.queue;
     end if;
     update almanac.job
        set state = 'running', parked_at = null, attempt = job.attempt + 1,
@@ -68,7 +63,8 @@ begin
     end if;
     return row (v_job.queue, v_job.id, v_job.job_type, v_job.payload, v_job.attempt, v_job.max_attempts, v_job.due_at,
                 v_now - v_job.due_at, v_job.lease_token, v_job.lease_expires_at,
-                coalesce(v_job.idempotency_key, almanac._idempotency_key(v_job.queue, v_job.id, v_job.created_at)),
+                coalesce(v_job.idempotency_key,
+                         almanac._idempotency_key(v_queue.key_prefix, v_job.id, v_job.created_at)),
                 almanac.attempt_key(v_job.id, v_job.attempt, v_job.lease_token), v_job.schedule, v_job.tick_at,
                 v_job.caught_up, v_job.priority, v_job.concurrency_key, v_job.headers, v_job.created_at
                )::almanac.claimed_job;

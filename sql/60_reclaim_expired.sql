@@ -1,7 +1,7 @@
 -- 60 _unpark_forgotten: parked jobs whose key has a free place. Whoever lets go of a key unparks, but passes over a
 -- parked job that somebody is just cancelling; if that is rolled back, nobody else comes for it. And a claim that began
 -- before the queue allowed more parks by what was allowed then. Unparking one too many does no harm.
--- Reads: job, queue. Calls: _unpark.
+-- Reads: job, queue. Calls: _places, _unpark.
 create or replace function almanac._unpark_forgotten(queue text)
     returns void
     language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -31,9 +31,10 @@ begin
         select parked.queue, array_agg(parked.concurrency_key)
           from parked
           join almanac.queue q on q.queue = parked.queue
-         where q.max_running_per_key > (select count(*) from almanac.job
-                                         where job.queue = parked.queue and job.counted_at is not null
-                                           and job.concurrency_key = parked.concurrency_key)
+         where almanac._places(parked.concurrency_key, q.max_running_per_key)
+               > (select count(*) from almanac.job
+                   where job.queue = parked.queue and job.counted_at is not null
+                     and job.concurrency_key = parked.concurrency_key)
          group by parked.queue
     loop
         perform almanac._unpark(v_queue, v_keys);

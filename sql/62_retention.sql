@@ -2,8 +2,7 @@
 -- windows of dedup keys that have passed, workers and sleepers that are gone. At most batch_size of each per call;
 -- "more" in the report says that some may be left.
 -- Waits for nobody: what somebody is just changing is left to the next call, and the tick around this one goes on.
--- Reads: queue. Writes: job_history, job_history_default, attempt, attempt_default, tick, tick_default, dedup, sleeper,
--- worker, audit, alert. Calls: clock.
+-- Reads: queue. Writes: job_history, attempt, tick, dedup, sleeper, worker, audit, alert. Calls: clock.
 create or replace function almanac._prune(batch_size integer default 1000)
     returns jsonb
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -49,23 +48,23 @@ begin
         exit when v_history >= _prune.batch_size or v_attempt >= _prune.batch_size or v_tick >= _prune.batch_size;
     end loop;
     -- Days on which nobody made partitions have none, and what was finished then is dropped with none.
-    delete from almanac.job_history_default
-     where job_history_default.ctid = any (array(
-        select h.ctid from almanac.job_history_default h
+    delete from almanac_days.job_history_default d
+     where d.ctid = any (array(
+        select h.ctid from almanac_days.job_history_default h
          where h.finished_at < v_now - v_longest limit _prune.batch_size for update skip locked));
     get diagnostics v_count = row_count;
     v_more := v_more or v_count >= _prune.batch_size;
-    delete from almanac.attempt_default
-     where attempt_default.ctid = any (array(
-        select a.ctid from almanac.attempt_default a
+    delete from almanac_days.attempt_default d
+     where d.ctid = any (array(
+        select a.ctid from almanac_days.attempt_default a
          where a.finished_at < v_now - v_longest limit _prune.batch_size for update skip locked));
     get diagnostics v_count = row_count;
     v_more := v_more or v_count >= _prune.batch_size;
     -- After a long outage ticks are decided about moments long past. Those have no partition of their own, and are kept
     -- from the decision on.
-    delete from almanac.tick_default
-     where tick_default.ctid = any (array(
-        select t.ctid from almanac.tick_default t
+    delete from almanac_days.tick_default d
+     where d.ctid = any (array(
+        select t.ctid from almanac_days.tick_default t
          where greatest(t.tick_at, t.decided_at) < v_now - v_longest limit _prune.batch_size for update skip locked));
     get diagnostics v_count = row_count;
     v_more := v_more or v_count >= _prune.batch_size;

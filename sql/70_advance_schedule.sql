@@ -271,7 +271,7 @@ comment on function almanac._decide_ticks(almanac.schedule, text, integer) is
 -- but a pause or a limit on live jobs stands against it. Rows that are not so are left as they are, for _decide_ticks.
 -- The caller has locked the rows. Nested loops throughout: by row, by key, whatever the statistics say.
 -- Reads: job, queue, job_type. Writes: schedule, job, tick. Calls: clock, _caller, _grace, _jitter_of, _next_run,
--- _zone.
+-- _tick_key, _zone.
 create or replace function almanac._advance_rows(rows tid[], ticked_by text)
     returns setof almanac.tick
     language plpgsql volatile
@@ -320,7 +320,7 @@ begin
                    a.decided_until + almanac._jitter_of(a.queue, a.name, a.jitter), a.payload,
                    coalesce(a.max_attempts, job_type.max_attempts, queue.max_attempts), job_type.lease,
                    a.concurrency_key,
-                   'schedule:' || a.name || ':' || floor(extract(epoch from a.decided_until))::bigint,
+                   almanac._tick_key(queue.key_prefix, a.name, a.decided_until, false),
                    a.headers, a.name, a.decided_until, v_now, almanac._caller()
               from advanced a
               join almanac.queue on queue.queue = a.queue
@@ -397,7 +397,7 @@ comment on function almanac._decide_one(text, text) is
 -- is deciding it at this moment. The usual tick is written out here rather than left to _advance_rows: four short
 -- statements cost half of one that could do any number.
 -- Reads: schedule, queue, job_type, sleeper. Writes: schedule, job, tick. Calls: clock, _caller, _decide_one, _grace,
--- _jitter_of, _next_run, _open_queue, _ring, _zone.
+-- _jitter_of, _next_run, _open_queue, _ring, _tick_key, _zone.
 create or replace function almanac.advance_schedule(queue text, name text)
     returns setof almanac.tick
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -411,7 +411,7 @@ begin
     select s.ctid as row_id, s.next_due_at as tick_at, s.rule, s.timezone, s.dst_gap, s.dst_overlap, s.starts_at,
            s.next_due_at + almanac._jitter_of(s.queue, s.name, s.jitter) as due_at, s.job_type, s.priority, s.payload,
            s.concurrency_key, s.headers, coalesce(s.max_attempts, t.max_attempts, q.max_attempts) as max_attempts,
-           t.lease, q.restricted_at,
+           t.lease, q.restricted_at, q.key_prefix,
            s.cron is not null and s.overlap = 'allow' and s.next_due_at >= v_now - almanac._grace()
                and num_nonnulls(s.max_running, s.after_schedule, s.max_fires, s.ends_at, s.paused_at, s.moved_to,
                                 s.backlog_until, s.skip_until) = 0 as is_usual,
@@ -463,7 +463,7 @@ begin
                              idempotency_key, headers, schedule, tick_at, created_at, created_by)
     values (advance_schedule.queue, v_tick.job_id, v_due.job_type, v_due.priority, v_due.due_at, v_due.payload,
             v_due.max_attempts, v_due.lease, v_due.concurrency_key,
-            'schedule:' || advance_schedule.name || ':' || floor(extract(epoch from v_due.tick_at))::bigint,
+            almanac._tick_key(v_due.key_prefix, advance_schedule.name, v_due.tick_at, false),
             v_due.headers, advance_schedule.name, v_due.tick_at, v_now, v_tick.ticked_by);
     perform nextval('almanac.backdated_job_seq');
     if v_due.is_awaited then

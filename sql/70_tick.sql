@@ -118,55 +118,11 @@ end;
 $$;
 comment on function almanac._watch_zones() is 'Notice a change of zone rules and recompute the ticks of that zone.';
 
--- 70 _ring_pg_cron: lets pg_cron's launcher read its jobs again. It hears of a change by a message of the server, loses
--- it among thousands (somebody installs or restores, in whichever database), and never looks by itself: the job would
--- not run until the next restart. The same job declared once more, as it is, is a change to it.
-create or replace function almanac._ring_pg_cron()
-    returns void
-    language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
-as $$
-begin
-    if to_regclass('cron.job') is not null then
-        execute 'select cron.schedule(jobname::text, schedule, command) from cron.job '
-                'where jobname = $1 and database = current_database() and username = current_user'
-            using 'almanac';
-    end if;
-exception
-    -- It is no worse than before, and whoever ticks goes on.
-    when insufficient_privilege or undefined_function or lock_not_available then null;
-end;
-$$;
-comment on function almanac._ring_pg_cron() is 'Let pg_cron read its jobs again, in case it missed the change.';
-
--- 70 _dismiss_pg_cron: pg_cron ticks though its job was taken away: that message got lost too, and it would go on until
--- the next restart. A job that comes and goes in one transaction is a change, and nothing else. If it ticks by a job of
--- somebody's own, under whichever name, all is well.
-create or replace function almanac._dismiss_pg_cron()
-    returns void
-    language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
-as $$
-declare
-    v_has_job boolean;
-begin
-    if to_regclass('cron.job') is not null then
-        execute 'select exists (select from cron.job where database = current_database() '
-                'and (jobname = $1 or (active and command ilike $2)))'
-            into v_has_job using 'almanac', '%almanac%tick%';
-        if not v_has_job then
-            execute 'select cron.unschedule(cron.schedule($1, $2, $3))' using 'almanac', '* * * * *', 'select 1';
-        end if;
-    end if;
-exception
-    when insufficient_privilege or undefined_function or lock_not_available then null;
-end;
-$$;
-comment on function almanac._dismiss_pg_cron() is 'Let pg_cron read its jobs again if it ticks and has no job for it.';
-
--- 70 _keep_house: once a minute, by whichever tick gets there first: partitions, retention, zone rules, and pg_cron if
--- it should tick and does not, or ticks and should not. Where more was past its retention than one call may drop, each
--- tick drops as much again until it has caught up: what is finished in a minute can be any number.
--- Reads: heartbeat. Writes: heartbeat. Calls: clock, _beat, _keep_partitions, _prune, _ring_pg_cron, _dismiss_pg_cron,
--- _watch_zones.
+-- 70 _keep_house: once a minute, by the tick that gets there first: partitions, retention, zone rules. Where more was
+-- past its retention than one call may drop, each tick drops as much again until it has caught up. A task that raises
+-- is undone alone, with an alert. The turn is a row that only functions can lock.
+-- Reads: heartbeat. Writes: heartbeat, alert. Calls: clock, _beat, _clear_alert, _keep_partitions, _prune,
+-- _raise_alert, _watch_zones.
 create or replace function almanac._keep_house(batch_size integer, ticked_by text)
     returns boolean
     language plpgsql volatile set search_path = pg_catalog, pg_temp
@@ -177,29 +133,39 @@ declare
         select from almanac.heartbeat h
          where h.source = 'housekeeper' and h.ticked_at > v_now - interval '1 minute' and h.ticked_at <= v_now);
     v_behind boolean := exists (select from almanac.heartbeat h where h.source = 'retention');
+    v_task   text;
 begin
-    if v_done and not v_behind or not pg_try_advisory_xact_lock(hashtextextended('almanac.keep_house', 0)) then
+    if v_done and not v_behind then
+        return false;
+    end if;
+    perform from almanac.heartbeat h where h.source = 'housekeeper' for no key update skip locked;
+    if not found and exists (select from almanac.heartbeat h where h.source = 'housekeeper') then
         return false;
     end if;
     if not v_done then
         perform almanac._beat('housekeeper', _keep_house.ticked_by);
-        perform almanac._keep_partitions();
+        update almanac.alert a set cleared_at = v_now where a.alert = 'tick_failed' and a.cleared_at is null;
     end if;
-    if (almanac._prune(_keep_house.batch_size) ->> 'more')::boolean then
-        perform almanac._beat('retention', _keep_house.ticked_by);
-    elsif v_behind then
-        delete from almanac.heartbeat h where h.source = 'retention';
-    end if;
-    if v_done then
-        return true;
-    end if;
-    perform almanac._watch_zones();
-    if exists (select from almanac.heartbeat h
-                where h.source = 'pg_cron' and h.ticked_at not between v_now - interval '10 seconds' and v_now) then
-        perform almanac._ring_pg_cron();
-    elsif _keep_house.ticked_by = 'pg_cron' then
-        perform almanac._dismiss_pg_cron();
-    end if;
+    foreach v_task in array case when v_done then array['retention']
+                                 else array['partitions', 'retention', 'zones'] end loop
+        begin
+            if v_task = 'partitions' then
+                perform almanac._keep_partitions();
+            elsif v_task = 'zones' then
+                perform almanac._watch_zones();
+            elsif (almanac._prune(_keep_house.batch_size) ->> 'more')::boolean then
+                perform almanac._beat('retention', _keep_house.ticked_by);
+            elsif v_behind then
+                delete from almanac.heartbeat h where h.source = 'retention';
+            end if;
+            perform almanac._clear_alert('housekeeping', v_task);
+        exception
+            when others then
+                perform almanac._raise_alert('housekeeping', v_task, 'warning',
+                    format('%s failed: %s', v_task, sqlerrm),
+                    'Take out of the way what it names. It is tried again every minute; everything else goes on.');
+        end;
+    end loop;
     return true;
 end;
 $$;
@@ -237,6 +203,26 @@ end;
 $$;
 comment on function almanac._tick(integer, text, text) is 'Everything that is due, once, on behalf of a ticker.';
 
+-- 70 _try_tick: for tickers that go on by themselves. A tick that fails is undone, said in a WARNING, and its reason is
+-- kept for health(); the next one tries again.
+-- Calls: _raise_alert, _tick.
+create or replace function almanac._try_tick(source text, ticked_by text)
+    returns almanac.tick_report
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return almanac._tick(2000, _try_tick.source, _try_tick.ticked_by);
+exception
+    when others then
+        perform almanac._raise_alert('tick_failed', _try_tick.source, 'critical',
+            format('a tick by %s failed: %s', _try_tick.ticked_by, sqlerrm),
+            'No schedule fires and no lease ends until ticks succeed: select almanac.tick(); shows the error whole.');
+        raise warning 'tick failed: %', sqlerrm;
+        return null;
+end;
+$$;
+comment on function almanac._try_tick(text, text) is 'A tick; or a warning, an alert, and nothing.';
+
 -- 70 tick: for psql, any other scheduler, and everybody in a hurry. Idempotent, concurrent, bounded; no leader.
 -- Calls: _caller, _tick.
 create or replace function almanac.tick(batch_size integer default 2000)
@@ -253,7 +239,7 @@ comment on function almanac.tick(integer) is
 -- 70 tick_if_stale: the dead man's switch, called by every worker every second. While pg_cron, or somebody by hand,
 -- ticks, it costs a look at two rows. Otherwise one of the workers ticks each second; if pg_cron was expected to, an
 -- alert says so until it is back.
--- Reads: heartbeat, alert. Calls: clock, _check_name, _clear_alert, _raise_alert, _tick.
+-- Reads: heartbeat, alert. Calls: clock, _check_name, _clear_alert, _is_plain, _raise_alert, _try_tick.
 create or replace function almanac.tick_if_stale(worker text, stale_after interval default interval '3 seconds')
     returns boolean
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set jit = off
@@ -263,10 +249,12 @@ declare
     v_pg_cron  timestamptz;
     v_manual   timestamptz;
     v_worker   timestamptz;
+    v_report   almanac.tick_report;
 begin
-    if tick_if_stale.worker is null then
+    if almanac._is_plain(tick_if_stale.worker, 200) is not true then
         perform almanac._check_name('a worker', tick_if_stale.worker, 200);
-    elsif tick_if_stale.stale_after is null then
+    end if;
+    if tick_if_stale.stale_after is null then
         raise exception using errcode = '22004',
             message = 'stale_after must not be null',
             hint    = 'Leave it out to tick after 3 seconds of silence.';
@@ -292,12 +280,17 @@ begin
         return false;
     end if;
     -- One of them is enough; the others find its beat when they look again.
-    if not pg_try_advisory_xact_lock(hashtextextended('almanac.tick_if_stale', 0)) then
+    perform from almanac.heartbeat h where h.source = 'worker' for no key update skip locked;
+    if not found and v_worker is not null then
         return false;
     end if;
     -- A while, not for ever: it is one transaction.
     loop
-        exit when not (almanac._tick(2000, 'worker', tick_if_stale.worker)).more
+        v_report := almanac._try_tick('worker', tick_if_stale.worker);
+        if v_report.ticked_at is null then
+            return false;
+        end if;
+        exit when not v_report.more
             or almanac.clock() - v_now not between interval '0' and interval '500 milliseconds';
     end loop;
     if v_pg_cron is not null then

@@ -60,7 +60,7 @@ create or replace view almanac.late_job as
 with full_queue as materialized (
     select queue.queue
       from almanac.queue
-      left join almanac.queue_bucket as bucket on bucket.queue = queue.queue
+      left join almanac.queue_turn as bucket on bucket.queue = queue.queue
      where case when queue.max_running is not null
                 then (select count(*) from almanac.running_job as running where running.queue = queue.queue)
                      >= queue.max_running end

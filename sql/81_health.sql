@@ -1,5 +1,5 @@
 -- 81 health: is everything moving? One row for each thing that was looked at; status is ok, warning or critical.
--- Reads: heartbeat, queue, job, running_job, job_history, schedule, worker. Calls: clock, _pg_cron_state.
+-- Reads: alert, heartbeat, queue, job, running_job, job_history, schedule, worker. Calls: clock, _pg_cron_state.
 create or replace function almanac.health()
     returns setof almanac.health_check
     language plpgsql stable security definer
@@ -11,50 +11,72 @@ declare
     v_age     double precision;
     v_cron    almanac.pg_cron_state := almanac._pg_cron_state();
     v_silent  double precision;
+    v_failed  text;
     v_due     timestamptz;
     v_queue   text;
     v_count   bigint;
     v_names   text;
 begin
     select * into v_beat from almanac.heartbeat h
-     where h.source in ('pg_cron', 'worker', 'manual') and h.ticked_by <> 'start_ticking'
+     where h.source in ('pg_cron', 'worker', 'manual')
+       and (h.source <> 'pg_cron' or h.ticked_by <> 'start_ticking')
      -- A beat from the future was written before the clock stepped back.
      order by h.ticked_at <= v_now desc, h.ticked_at desc limit 1;
     v_age := extract(epoch from v_now - v_beat.ticked_at);
+    select '; ' || a.message into v_failed from almanac.alert a
+     where a.alert = 'tick_failed' and a.cleared_at is null and a.seen_at > coalesce(v_beat.ticked_at, '-infinity')
+     order by a.seen_at desc limit 1;
     return next row ('heartbeat',
-        case when v_age is null or v_age > 120 then 'critical' when v_age > 10 or v_age < 0 then 'warning'
-             else 'ok' end,
-        case when v_age is null then 'nobody has ever ticked'
+        case when v_age is null or v_age > 120 or v_failed is not null then 'critical'
+             when v_age > 10 or v_age < 0 then 'warning' else 'ok' end,
+        case when v_age is null then 'no tick has ever succeeded'
              when v_age < 0 then format('the last tick, by %s, is dated %s from now: the clock stepped back',
                                         v_beat.ticked_by, v_beat.ticked_at - v_now)
-             else format('ticked %s s ago by %s (%s)', round(v_age::numeric, 1), v_beat.ticked_by, v_beat.source) end,
-        case when v_age between 0 and 10 then null
+             else format('ticked %s s ago by %s (%s)', round(v_age::numeric, 1), v_beat.ticked_by, v_beat.source) end
+        || coalesce(v_failed, ''),
+        case when v_failed is not null then 'Take out of the way what it names; the next tick tries again.'
+             when v_age between 0 and 10 then null
              else 'Start pg_cron with select almanac.start_ticking(); or a worker; or call select almanac.tick();' end,
         v_age)::almanac.health_check;
 
     -- With pg_cron 1.4 the first tick comes with the next full minute.
     select extract(epoch from v_now - h.ticked_at) into v_silent from almanac.heartbeat h
-     where h.source = 'pg_cron' and v_cron.active and h.ticked_at < v_now - interval '90 seconds';
+     where h.source = 'pg_cron' and h.ticked_at < v_now - interval '90 seconds';
     return next row ('pg_cron',
-        case when v_cron.job_id is null then 'ok' when not v_cron.active or v_cron.last_status = 'failed'
-             or v_silent is not null then 'warning' else 'ok' end,
-        case when not v_cron.loaded then 'not loaded; workers or others tick'
-             when v_cron.version is null and v_cron.database = current_database()
-             then 'is loaded and not created; workers or others tick'
-             when v_cron.version is null then format('lives in database %s', v_cron.database)
-             when v_cron.job_id is null then 'is there and not used; workers or others tick'
-             else format('version %s, job %s is %s, last run %s: %s%s', v_cron.version, v_cron.job_id,
-                         case when v_cron.active then 'active' else 'switched off' end,
-                         coalesce(v_cron.last_run_at::text, 'never'), coalesce(v_cron.last_status, 'none'),
-                         ', has not ticked for ' || round(v_silent) || ' s') end,
-        case when v_cron.job_id is not null and not v_cron.active then 'select almanac.start_ticking();'
+        case when v_silent is not null or not v_cron.active or v_cron.last_status = 'failed' then 'warning'
+             else 'ok' end,
+        concat_ws(', ',
+            case when not v_cron.loaded then 'not loaded; workers or others tick'
+                 when v_cron.missing is not null then 'is loaded, and the owner of pg_almanac may not look at it'
+                 when v_cron.version is null and v_cron.database = current_database()
+                 then 'is loaded and not created; workers or others tick'
+                 when v_cron.version is null then format('lives in database %s', v_cron.database)
+                 when v_cron.job_id is null then 'is there and has no job named almanac; workers or others tick'
+                 else format('version %s, job %s is %s, last run %s: %s', v_cron.version, v_cron.job_id,
+                             case when v_cron.active then 'active' else 'switched off' end,
+                             coalesce(v_cron.last_run_at::text, 'never'), coalesce(v_cron.last_status, 'none')) end,
+            'has not ticked for ' || round(v_silent) || ' s'),
+        case when v_cron.missing is not null then 'Let an administrator run: ' || v_cron.missing
+             when not v_cron.active then 'select almanac.start_ticking();'
              when v_cron.last_status = 'failed' then 'See return_message in cron.job_run_details.'
-             when v_silent is not null then
+             when v_silent is not null and v_cron.job_id is not null then
                  'Other jobs may hold all of its cron.max_running_jobs: see cron.job_run_details where status is '
                  'running. If not: select almanac.start_ticking(); lets it read its jobs again. If it is silent for '
-                 'another minute: select pg_reload_conf(); and if that does not help, its launcher was ended, and only '
-                 'a restart of the server brings it back.' end,
+                 'another minute: select pg_reload_conf(); and if that does not help, its launcher was ended. Since '
+                 '1.6.1 it comes back by itself; before that a restart of the server brings it back.'
+             when v_silent is not null then
+                 'It used to tick: select almanac.start_ticking(); lets it, or says what is missing; '
+                 'select almanac.stop_ticking(); if it is not to tick any more.' end,
         null)::almanac.health_check;
+
+    select extract(epoch from v_now - h.ticked_at) into v_age from almanac.heartbeat h where h.source = 'housekeeper';
+    return next row ('housekeeping',
+        case when v_age between 0 and 600 or v_age is null and v_beat.source is null then 'ok' else 'warning' end,
+        coalesce(format('partitions, retention and zones were looked after %s s ago', round(v_age::numeric)),
+                 'partitions, retention and zones were never looked after'),
+        case when v_age not between 0 and 600 then
+                 'Each tick does it once a minute, so ticks fail, or none comes: select almanac.tick();' end,
+        v_age)::almanac.health_check;
 
     select min(s.look_at), count(*) into v_due, v_count
       from (select look_at from almanac.schedule where look_at <= v_now - interval '1 minute'

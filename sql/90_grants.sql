@@ -10,7 +10,7 @@ begin
         execute format('revoke all on all tables in schema almanac from %s', v_role);
         execute format('revoke all on all sequences in schema almanac from %s', v_role);
         execute format('revoke all on all routines in schema almanac from %s', v_role);
-        execute format('revoke all on schema almanac from %s', v_role);
+        execute format('revoke all on schema almanac, almanac_days from %s', v_role);
         if v_role <> 'public' then
             execute format('grant usage on schema almanac to %s', v_role);
         end if;
@@ -62,4 +62,4 @@ grant select on
 
 -- Those who look: is it well, and why did it (not) run?
 grant execute on function almanac.explain_tick, almanac.health, almanac.alerts, almanac.metrics
-    to almanac_operator, almanac_observer, almanac_worker, almanac_admin;
+    to almanac_operator, almanac_observer, almanac_admin;

@@ -246,7 +246,9 @@ begin
     loop
         execute 'delete from ' || v_table;
     end loop;
-    insert into almanac.queue (queue, created_at, created_by) values ('default', almanac.clock(), session_user);
+    insert into almanac.queue (queue, key_prefix, created_at, created_by)
+    values ('default', 'default-000000000000', almanac.clock(), session_user);
+    insert into almanac.queue_turn (queue) values ('default');
     update test_clock.setting set frozen_at = null, "offset" = '0';
 end;
 $$

@@ -19,6 +19,7 @@ create table almanac.queue (
     rate_limit          integer,
     rate_interval       interval,
     max_payload_bytes   integer not null default 1048576,
+    key_prefix          text collate "C" not null,
     priorities          smallint[] not null default '{0}',
     keyed_at            timestamptz,
     restricted_at       timestamptz,
@@ -59,7 +60,9 @@ comment on column almanac.queue.max_running_per_key is 'Most jobs running at onc
 comment on column almanac.queue.rate_limit is
     'Most claims per rate_interval (token bucket of this size); null: no limit.';
 comment on column almanac.queue.rate_interval is 'The time in which rate_limit tokens flow back.';
-comment on column almanac.queue.max_payload_bytes is 'Larger payloads are refused.';
+comment on column almanac.queue.max_payload_bytes is 'Larger payloads, headers included, are refused.';
+comment on column almanac.queue.key_prefix is
+    'What the idempotency keys of its jobs begin with: its name and a random part. It moves with the queue.';
 comment on column almanac.queue.priorities is 'Priorities ever used here, highest first: the levels a claim looks at.';
 comment on column almanac.queue.keyed_at is 'When a concurrency_key was first used here; claims then check keys.';
 comment on column almanac.queue.restricted_at is 'When the first grant was made; since then only grantees may act.';
@@ -82,21 +85,24 @@ comment on constraint queue_rate_is_whole on almanac.queue is
     'rate_limit and rate_interval go together: at least 1 job in 1 millisecond to 366 days.';
 comment on constraint queue_max_payload_bytes_is_sane on almanac.queue is 'max_payload_bytes is 2 to 104857600.';
 
-create table almanac.queue_bucket (
+-- Apart from the queue's own row, so that a claim in an open transaction does not hold up pause_queue.
+create table almanac.queue_turn (
     queue       text collate "C" not null,
-    tokens      double precision not null,
-    refilled_at timestamptz not null,
-    constraint queue_bucket_pkey primary key (queue),
-    constraint queue_bucket_tokens_are_not_negative check (tokens >= 0)
+    tokens      double precision,
+    refilled_at timestamptz,
+    constraint queue_turn_pkey primary key (queue),
+    constraint queue_turn_bucket_is_whole check ((tokens is null) = (refilled_at is null) and tokens >= 0)
 ) with (fillfactor = 50);
-comment on table almanac.queue_bucket is 'The token bucket of a rate-limited queue.';
-comment on column almanac.queue_bucket.queue is 'Whose bucket.';
-comment on column almanac.queue_bucket.tokens is 'Claims that may still be made, as of refilled_at.';
-comment on column almanac.queue_bucket.refilled_at is 'When tokens was last computed.';
+comment on table almanac.queue_turn is
+    'One row for each queue. Its lock is the turn of a claim within limits; a rate limit keeps its token bucket here.';
+comment on column almanac.queue_turn.queue is 'Whose turn.';
+comment on column almanac.queue_turn.tokens is 'Claims that may still be made, as of refilled_at; null: no rate limit.';
+comment on column almanac.queue_turn.refilled_at is 'When tokens was last computed.';
 
 create table almanac.queue_grant (
     queue      text collate "C" not null,
     role       text collate "C" not null,
+    role_oid   oid not null,
     may        text collate "C" not null,
     granted_at timestamptz not null,
     granted_by text not null,
@@ -107,6 +113,8 @@ comment on table almanac.queue_grant is
     'Who may act on a restricted queue. A queue without a row here is open to every role that may call the function.';
 comment on column almanac.queue_grant.queue is 'The queue.';
 comment on column almanac.queue_grant.role is 'A database role; its members are covered.';
+comment on column almanac.queue_grant.role_oid is
+    'The same role. Both must match: a role that takes the name of a dropped one has no right.';
 comment on column almanac.queue_grant.may is 'produce, work or operate.';
 comment on column almanac.queue_grant.granted_at is 'When it was granted.';
 comment on column almanac.queue_grant.granted_by is 'Who granted it.';
@@ -375,6 +383,7 @@ comment on column almanac.previewed_run.note is 'Set where a gap or an overlap o
 
 -- from 13_history.sql
 -- 13 history: what became of jobs and attempts, in partitions of one day (UTC) that are dropped whole.
+-- Partitions live in almanac_days. A view on one would keep it from being dropped, and no role can name one there.
 
 create domain almanac.final_state as text collate "C"
     constraint final_state_is_known check (value in ('completed', 'dead', 'cancelled'));
@@ -415,14 +424,14 @@ create table almanac.job_history (
     constraint job_history_pkey primary key (queue, id, finished_at),
     constraint job_history_redriven_was_dead check (redriven_at is null or state = 'dead')
 ) partition by range (finished_at);
-create table almanac.job_history_default partition of almanac.job_history default;
+create table almanac_days.job_history_default partition of almanac.job_history default;
 -- Dead jobs that were not redriven: the dead letters. Completed jobs, the many, are not in it.
 create index job_history_dead_job_idx on almanac.job_history (queue, finished_at)
     where state = 'dead' and redriven_at is null;
 create index job_history_schedule_idx on almanac.job_history (queue, schedule, tick_at) where schedule is not null;
 
 comment on table almanac.job_history is 'Finished jobs. A redriven job has one row for each of its lives.';
-comment on table almanac.job_history_default is
+comment on table almanac_days.job_history_default is
     'Catches rows of days that have no partition yet; the housekeeper moves them.';
 comment on column almanac.job_history.queue is 'As in job.';
 comment on column almanac.job_history.id is 'As in job.';
@@ -470,11 +479,11 @@ create table almanac.attempt (
     constraint attempt_pkey primary key (queue, job_id, lease_token, finished_at),
     constraint attempt_outcome_is_known check (outcome in ('failed', 'lost', 'released', 'cancelled'))
 ) partition by range (finished_at);
-create table almanac.attempt_default partition of almanac.attempt default;
+create table almanac_days.attempt_default partition of almanac.attempt default;
 
 comment on table almanac.attempt is
     'Attempts that ended other than well. A completed one is described by its row in job_history.';
-comment on table almanac.attempt_default is
+comment on table almanac_days.attempt_default is
     'Catches rows of days that have no partition yet; the housekeeper moves them.';
 comment on column almanac.attempt.queue is 'The queue.';
 comment on column almanac.attempt.job_id is 'The job.';
@@ -704,9 +713,10 @@ create table almanac.tick (
     constraint tick_has_a_job_if_it_fired check (
         (job_id is not null) = (decision in ('fired', 'backfilled', 'triggered')))
 ) partition by range (tick_at);
-create table almanac.tick_default partition of almanac.tick default;
+create table almanac_days.tick_default partition of almanac.tick default;
 comment on table almanac.tick is 'The ledger: for each schedule and moment exactly one row that says what was decided.';
-comment on table almanac.tick_default is 'Catches rows of days that have no partition yet; the housekeeper moves them.';
+comment on table almanac_days.tick_default is
+    'Catches rows of days that have no partition yet; the housekeeper moves them.';
 comment on column almanac.tick.queue is 'The queue.';
 comment on column almanac.tick.schedule is 'The schedule.';
 comment on column almanac.tick.tick_at is 'The moment that was decided about.';
@@ -767,6 +777,7 @@ create table almanac.worker (
     queues       text[] not null,
     concurrency  integer not null,
     running      integer not null,
+    reported_by  text collate "C" not null,
     started_at   timestamptz not null,
     last_seen_at timestamptz not null,
     constraint worker_pkey primary key (worker),
@@ -780,6 +791,7 @@ comment on column almanac.worker.version is 'Version of the client.';
 comment on column almanac.worker.queues is 'What it claims from.';
 comment on column almanac.worker.concurrency is 'How many jobs it runs at once.';
 comment on column almanac.worker.running is 'How many it was running.';
+comment on column almanac.worker.reported_by is 'The role that reports it; no other may.';
 comment on column almanac.worker.started_at is 'When it started.';
 comment on column almanac.worker.last_seen_at is 'When it last reported.';
 
@@ -957,7 +969,8 @@ create type almanac.pg_cron_state as (
     job_id      bigint,
     active      boolean,
     last_run_at timestamptz,
-    last_status text
+    last_status text,
+    missing     text
 );
 comment on type almanac.pg_cron_state is 'Whether pg_cron is there, and how the job that ticks is doing.';
 

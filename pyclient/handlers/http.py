@@ -124,7 +124,7 @@ class HttpHandler:
         headers.setdefault("user-agent", "pg_almanac")
         # Not asked for: who unpacks what others have packed has to reckon with a thousand times as much.
         headers.setdefault("accept-encoding", "identity")
-        key = headers["idempotency-key"] = ctx.key_for_header
+        key = headers["idempotency-key"] = ctx.idempotency_key
         if self.policy.secret is not None:
             headers |= sign(self.policy.secret, key, content or b"")
         return content, headers

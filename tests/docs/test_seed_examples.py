@@ -1,6 +1,7 @@
 """The examples do what they say, in a day or a year of the test's clock."""
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
@@ -95,7 +96,7 @@ def test_digests_are_not_repeated_for_hours_that_are_over(almanac: TestAlmanac, 
     almanac.clock.jump("24 hours")
     (job,) = [job for job in almanac.run_due() if job.job_type == "digest"]
     assert job.result["hour"] == datetime(2026, 6, 2, 6, 0, tzinfo=UTC).isoformat()
-    assert job.result["key"].startswith("schedule:hourly digest:")
+    assert re.fullmatch("default-[0-9a-f]{12}:hourly digest:1780380000", job.result["key"])
 
 
 def test_a_summary_is_made_once_for_a_user_and_a_day(almanac: TestAlmanac, example):

@@ -163,7 +163,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     return provider, memory
 
 
-@pytest.mark.parametrize("headers", ["[1]", '"text"', "null", '{"traceparent": 5}', '{"tracestate": {"a": 1}}'])
+@pytest.mark.parametrize("headers", ["{}", '{"traceparent": 5}', '{"tracestate": {"a": 1}}'])
 def test_headers_that_carry_no_trace_are_no_obstacle(app, live_dsn, traces, headers):
     jobs = Jobs(live_dsn)
     (job,) = jobs.rows("select * from almanac.enqueue('default', 'fine', headers => %s)", headers)

@@ -1,5 +1,6 @@
 """33 schedules: declared as a whole, changed by name, never forgotten."""
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -283,8 +284,12 @@ def test_names_are_any_readable_text(jobs, noon):
     noon.advance(minutes=1)
     assert jobs.tick()[0].fired == len(names)
     assert {row.schedule for row in jobs.sql("select schedule from almanac.job")} == set(names)
-    keys = {row.idempotency_key for row in jobs.sql("select idempotency_key from almanac.job")}
-    assert keys == {f"schedule:{name}:1773144060" for name in names}
+    keys = dict(jobs.sql("select schedule, idempotency_key from almanac.job"))
+    assert len(set(keys.values())) == len(names)
+    for name in ('o\'brien "x"', "$1;--"):
+        assert keys[name] == f"default-000000000000:{name}:1773144060", "readable where it fits"
+    for key in keys.values():
+        assert re.fullmatch("default-000000000000:[ -~]{1,48}:1773144060", key), key
 
 
 @pytest.mark.parametrize("length", [191, 192, 200])

@@ -364,7 +364,9 @@ def test_idempotency_key_stays_and_attempt_key_changes(jobs, clock):
     clock.advance(hours=1)
     second = jobs.claim_one()
     made = int(first.created_at.timestamp()) * 1_000_000 + first.created_at.microsecond
-    assert first.idempotency_key == second.idempotency_key == f"job:q:{first.job_id}:{made:x}"
+    prefix = jobs.one("select key_prefix from almanac.queue where queue = 'q'")
+    assert re.fullmatch("q-[0-9a-f]{12}", prefix)
+    assert first.idempotency_key == second.idempotency_key == f"{prefix}:{first.job_id}:{made:x}"
     assert first.attempt_key != second.attempt_key
     assert jobs.find(first.job_id).idempotency_key == first.idempotency_key
 

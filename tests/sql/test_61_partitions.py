@@ -51,7 +51,7 @@ def test_a_row_is_in_the_partition_of_its_day(jobs, today):
         job = jobs.running()
         jobs.complete(**held(job))
         where = jobs.one("select tableoid::regclass::text from almanac.job_history where id = %s", job.job_id)
-        assert where == f"almanac.job_history_{expected}"
+        assert where == f"almanac_days.job_history_{expected}"
         today.advance(milliseconds=200)
 
 
@@ -63,11 +63,11 @@ def test_rows_of_a_day_without_partition_are_kept_and_moved_into_it(jobs, today)
     jobs.fail_with_backoff(**held(failed), error="no")
     for table, column, job in (("job_history", "id", finished), ("attempt", "job_id", failed)):
         where = f"select tableoid::regclass::text from almanac.{table} where {column} = %s"
-        assert jobs.one(where, job.job_id) == f"almanac.{table}_default"
+        assert jobs.one(where, job.job_id) == f"almanac_days.{table}_default"
     keep(jobs)
     for table, column, job in (("job_history", "id", finished), ("attempt", "job_id", failed)):
         where = f"select tableoid::regclass::text from almanac.{table} where {column} = %s"
-        assert jobs.one(where, job.job_id) == f"almanac.{table}_20310530"
+        assert jobs.one(where, job.job_id) == f"almanac_days.{table}_20310530"
     assert jobs.find(finished.job_id).result == {"kept": True}
 
 
@@ -85,7 +85,7 @@ def test_a_row_that_comes_while_its_partition_is_made_is_moved_too(jobs, session
         a.sql("commit")
     assert adding.value()
     where = {row.place for row in jobs.sql("select tableoid::regclass::text as place from almanac.job_history")}
-    assert where == {"almanac.job_history_20310530"}
+    assert where == {"almanac_days.job_history_20310530"}
 
 
 def test_two_that_make_the_same_partitions_do_not_fail_over_it(jobs, session, today):
@@ -108,7 +108,7 @@ def test_a_partition_is_of_its_day_however_the_session_writes_dates(jobs, today)
     jobs.sql("reset timezone")
     jobs.sql("reset datestyle")
     bounds = jobs.one("""select pg_get_expr(relpartbound, oid) from pg_class
-                          where oid = 'almanac.tick_20310530'::regclass""")
+                          where oid = 'almanac_days.tick_20310530'::regclass""")
     assert bounds == "FOR VALUES FROM ('2031-05-30 00:00:00+00') TO ('2031-05-31 00:00:00+00')"
 
 
@@ -132,5 +132,5 @@ def test_a_partition_has_the_keys_and_checks_of_its_table(jobs, today):
         select array(select pg_get_constraintdef(oid) from pg_constraint where conrelid = %s::regclass order by 1),
                (select count(*) from pg_index where indrelid = %s::regclass)"""
     for table in TABLES:
-        parent, child = f"almanac.{table}", f"almanac.{table}_20310510"
+        parent, child = f"almanac.{table}", f"almanac_days.{table}_20310510"
         assert tuple(jobs.one(described, child, child)) == tuple(jobs.one(described, parent, parent))

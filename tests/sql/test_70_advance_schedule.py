@@ -62,7 +62,7 @@ def test_a_tick_makes_a_job_a_ledger_row_and_the_next_tick(jobs, now):
     job = jobs.row(tick.job_id)
     assert (job.job_type, job.payload, job.priority, job.max_attempts) == ("report", {"a": 1}, 7, 3)
     assert (job.schedule, job.tick_at, job.due_at, job.caught_up) == ("daily", tick.tick_at, tick.tick_at, False)
-    assert job.idempotency_key == f"schedule:daily:{int(tick.tick_at.timestamp())}"
+    assert job.idempotency_key == f"default-000000000000:daily:{int(tick.tick_at.timestamp())}"
     assert job.headers == {"trace": "x"}
     assert overview(jobs).next_due_at == minutes(2, 1)[0]
     assert jobs.advance_schedule(queue="default", name="daily") == []

@@ -62,7 +62,7 @@ def test_partitions_are_kept_and_the_ledger_with_them(jobs, now, own_database):
     now.freeze("2026-04-01 00:00:10+00")
     drain(jobs)
     tables = "select tableoid::regclass::text as p, count(*) as n from almanac.tick group by 1"
-    assert {row.p: row.n for row in jobs.sql(tables)}["almanac.tick_20260401"] == 1
+    assert {row.p: row.n for row in jobs.sql(tables)}["almanac_days.tick_20260401"] == 1
     jobs.put_queue(queue="default", retention=timedelta(days=5))
     now.advance(minutes=2)
     drain(jobs)
@@ -288,6 +288,7 @@ def test_health_names_what_is_wrong(jobs, now):
     wrong = {row.name: row.status for row in jobs.health() if row.status != "ok"}
     assert wrong == {
         "heartbeat": "critical",
+        "housekeeping": "warning",
         "late_schedules": "critical",
         "oldest_due_job": "critical",
         "expired_leases": "warning",

@@ -23,7 +23,7 @@ REFUSED = "42501"
 
 EVERYBODY = {
     "clock", "attempt_key", "parse_cron", "next_run", "next_runs", "previous_run", "describe_cron", "preview_cron",
-    "revision", "local_time",
+    "revision", "installed_version", "local_time",
 }  # fmt: skip
 LOOKING = {"explain_tick", "health", "alerts", "metrics"}
 PRODUCER = {"enqueue", "enqueue_many", "cancel", "redrive", "make_due", "job", "put_schedule"}
@@ -42,7 +42,7 @@ ADMIN = {"put_queue", "drop_queue", "put_job_type", "grant_queue", "revoke_queue
 
 FUNCTIONS = {
     "almanac_producer": EVERYBODY | PRODUCER,
-    "almanac_worker": EVERYBODY | LOOKING | WORKER,
+    "almanac_worker": EVERYBODY | WORKER,
     "almanac_operator": EVERYBODY | LOOKING | OPERATOR,
     "almanac_observer": EVERYBODY | LOOKING,
     "almanac_admin": EVERYBODY | LOOKING | PRODUCER | WORKER | OPERATOR | ADMIN,
