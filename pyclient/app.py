@@ -18,7 +18,7 @@ import threading
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from pyclient import database, errors, payload, settings
 from pyclient.context import JobContext
@@ -30,8 +30,8 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 # An hour: a handler that hangs is ended some time, and nobody is surprised by it within minutes.
 DEFAULT_TIMEOUT = 3600.0
-# Options of a schedule that are lengths of time.
-LENGTHS = frozenset({"jitter", "max_age", "within", "gate_wait"})
+# Options of jobs and schedules that are lengths of time.
+LENGTHS = frozenset({"jitter", "max_age", "within", "gate_wait", "dedup_for", "base_delay", "max_delay"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,32 @@ class Schedule:
     timezone: str
     payload: Any
     options: Mapping[str, Any]
+
+
+class _Options(TypedDict, total=False):
+    """What a job can be given; see `enqueue` in sql/README.md. `due_at` is a time with a zone, or a timedelta from now.
+    Lengths of time are timedeltas or seconds."""
+
+    queue: str | None
+    due_at: datetime | timedelta
+    priority: int
+    dedup_for: float | timedelta | None
+    max_attempts: int | None
+    base_delay: float | timedelta | None
+    max_delay: float | timedelta | None
+    headers: Mapping[str, Any] | None
+
+
+class EnqueueOptions(_Options, total=False):
+    dedup_key: str | None
+    concurrency_key: str | None
+    idempotency_key: str | None
+
+
+class EnqueueManyOptions(_Options, total=False):
+    dedup_keys: Sequence[str | None] | None
+    concurrency_keys: Sequence[str | None] | None
+    idempotency_keys: Sequence[str | None] | None
 
 
 class Almanac:
@@ -261,35 +287,12 @@ class Almanac:
         job: str | Callable[..., Any],
         payload: Any = None,
         *,
-        queue: str | None = None,
-        due_at: datetime | timedelta = OMIT,
-        priority: int = OMIT,
-        dedup_key: str | None = OMIT,
-        dedup_for: float | timedelta | None = OMIT,
-        concurrency_key: str | None = OMIT,
-        idempotency_key: str | None = OMIT,
-        max_attempts: int | None = OMIT,
-        base_delay: float | timedelta | None = OMIT,
-        max_delay: float | timedelta | None = OMIT,
-        headers: Mapping[str, Any] | None = None,
         conn: database.Connection | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> EnqueuedJob:
-        """Make a job. With `conn` it is part of that connection's transaction: no commit, no job.
-
-        `due_at` is a time with a zone, or a timedelta from now. Lengths of time are timedeltas or seconds.
-        """
-        arguments = self._arguments(job, queue, headers, due_at)
-        arguments |= {
-            "payload": self._payloads(arguments["job_type"], [payload])[0],
-            "priority": priority,
-            "dedup_key": dedup_key,
-            "dedup_for": _interval(dedup_for),
-            "concurrency_key": concurrency_key,
-            "idempotency_key": idempotency_key,
-            "max_attempts": max_attempts,
-            "base_delay": _interval(base_delay),
-            "max_delay": _interval(max_delay),
-        }
+        """Make a job. With `conn` it is part of that connection's transaction: no commit, no job."""
+        arguments = self._arguments(job, options)
+        arguments["payload"] = self._payloads(arguments["job_type"], [payload])[0]
         if conn is not None:
             return database.enqueue(conn, **arguments)
         with database.lend(self._pools.sync()) as own:
@@ -300,32 +303,12 @@ class Almanac:
         job: str | Callable[..., Any],
         payload: Any = None,
         *,
-        queue: str | None = None,
-        due_at: datetime | timedelta = OMIT,
-        priority: int = OMIT,
-        dedup_key: str | None = OMIT,
-        dedup_for: float | timedelta | None = OMIT,
-        concurrency_key: str | None = OMIT,
-        idempotency_key: str | None = OMIT,
-        max_attempts: int | None = OMIT,
-        base_delay: float | timedelta | None = OMIT,
-        max_delay: float | timedelta | None = OMIT,
-        headers: Mapping[str, Any] | None = None,
         conn: database.AsyncConnection | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> EnqueuedJob:
         """`enqueue` for asyncio."""
-        arguments = self._arguments(job, queue, headers, due_at)
-        arguments |= {
-            "payload": self._payloads(arguments["job_type"], [payload])[0],
-            "priority": priority,
-            "dedup_key": dedup_key,
-            "dedup_for": _interval(dedup_for),
-            "concurrency_key": concurrency_key,
-            "idempotency_key": idempotency_key,
-            "max_attempts": max_attempts,
-            "base_delay": _interval(base_delay),
-            "max_delay": _interval(max_delay),
-        }
+        arguments = self._arguments(job, options)
+        arguments["payload"] = self._payloads(arguments["job_type"], [payload])[0]
         if conn is not None:
             return await database.enqueue(conn, **arguments)
         async with database.lend_async(await self._pools.asynchronous()) as own:
@@ -336,28 +319,12 @@ class Almanac:
         job: str | Callable[..., Any],
         payloads: Iterable[Any],
         *,
-        queue: str | None = None,
-        due_at: datetime | timedelta = OMIT,
-        priority: int = OMIT,
-        dedup_keys: Sequence[str | None] | None = OMIT,
-        dedup_for: float | timedelta | None = OMIT,
-        concurrency_keys: Sequence[str | None] | None = OMIT,
-        idempotency_keys: Sequence[str | None] | None = OMIT,
-        max_attempts: int | None = OMIT,
-        headers: Mapping[str, Any] | None = None,
         conn: database.Connection | None = None,
+        **options: Unpack[EnqueueManyOptions],
     ) -> list[EnqueuedJob]:
         """Make many jobs of one type in one statement; answers in the order of the payloads."""
-        arguments = self._arguments(job, queue, headers, due_at)
-        arguments |= {
-            "payloads": self._payloads(arguments["job_type"], payloads, "payloads[{}]: "),
-            "priority": priority,
-            "dedup_keys": dedup_keys,
-            "dedup_for": _interval(dedup_for),
-            "concurrency_keys": concurrency_keys,
-            "idempotency_keys": idempotency_keys,
-            "max_attempts": max_attempts,
-        }
+        arguments = self._arguments(job, options)
+        arguments["payloads"] = self._payloads(arguments["job_type"], payloads, "payloads[{}]: ")
         if conn is not None:
             return database.enqueue_many(conn, **arguments)
         with database.lend(self._pools.sync()) as own:
@@ -368,28 +335,12 @@ class Almanac:
         job: str | Callable[..., Any],
         payloads: Iterable[Any],
         *,
-        queue: str | None = None,
-        due_at: datetime | timedelta = OMIT,
-        priority: int = OMIT,
-        dedup_keys: Sequence[str | None] | None = OMIT,
-        dedup_for: float | timedelta | None = OMIT,
-        concurrency_keys: Sequence[str | None] | None = OMIT,
-        idempotency_keys: Sequence[str | None] | None = OMIT,
-        max_attempts: int | None = OMIT,
-        headers: Mapping[str, Any] | None = None,
         conn: database.AsyncConnection | None = None,
+        **options: Unpack[EnqueueManyOptions],
     ) -> list[EnqueuedJob]:
         """`enqueue_many` for asyncio."""
-        arguments = self._arguments(job, queue, headers, due_at)
-        arguments |= {
-            "payloads": self._payloads(arguments["job_type"], payloads, "payloads[{}]: "),
-            "priority": priority,
-            "dedup_keys": dedup_keys,
-            "dedup_for": _interval(dedup_for),
-            "concurrency_keys": concurrency_keys,
-            "idempotency_keys": idempotency_keys,
-            "max_attempts": max_attempts,
-        }
+        arguments = self._arguments(job, options)
+        arguments["payloads"] = self._payloads(arguments["job_type"], payloads, "payloads[{}]: ")
         if conn is not None:
             return await database.enqueue_many(conn, **arguments)
         async with database.lend_async(await self._pools.asynchronous()) as own:
@@ -402,9 +353,8 @@ class Almanac:
         with database.lend(self._pools.sync()) as own:
             return database.cancel(own, queue=job.queue, job_id=job.job_id, reason=reason)
 
-    def _arguments(
-        self, job: str | Callable[..., Any], queue: str | None, headers: Mapping[str, Any] | None, due_at: Any
-    ) -> dict[str, Any]:
+    def _arguments(self, job: str | Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        due_at = options.get("due_at", OMIT)
         try:
             job_type = job if isinstance(job, str) else self._handlers[job]
         except KeyError:
@@ -414,12 +364,10 @@ class Almanac:
             raise TypeError(f"due_at is a datetime or a timedelta from now, not {due_at!r}")
         if isinstance(due_at, datetime) and due_at.tzinfo is None:
             raise ValueError("due_at needs a time zone: datetime.now(timezone.utc) + ...")
-        carried = tracing.inject(headers)
-        return {
-            "queue": queue or (declared.queue if declared else self.queue),
+        return {name: _interval(value) if name in LENGTHS else value for name, value in options.items()} | {
+            "queue": options.get("queue") or (declared.queue if declared else self.queue),
             "job_type": job_type,
-            "due_at": due_at,
-            "headers": carried or OMIT,
+            "headers": tracing.inject(options.get("headers")) or OMIT,
         }
 
     def _payloads(self, job_type: str, payloads: Iterable[Any], which: str = "") -> list[Any]:

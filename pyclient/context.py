@@ -44,6 +44,10 @@ class Claim:
         self.sent_at = sent_at
 
 
+def _column(at: int) -> Any:
+    return property(lambda job: job._row[at])
+
+
 class JobContext:
     """A job while it is worked on."""
 
@@ -71,37 +75,15 @@ class JobContext:
     def queue(self) -> str:
         return self._claim.queue
 
-    @property
-    def job_id(self) -> int:
-        return self._row[Claimed.JOB_ID]  # type: ignore[no-any-return]
-
-    @property
-    def job_type(self) -> str:
-        return self._row[Claimed.JOB_TYPE]  # type: ignore[no-any-return]
-
-    @property
-    def attempt(self) -> int:
-        """1 for the first."""
-        return self._row[Claimed.ATTEMPT]  # type: ignore[no-any-return]
-
-    @property
-    def max_attempts(self) -> int:
-        return self._row[Claimed.MAX_ATTEMPTS]  # type: ignore[no-any-return]
-
-    @property
-    def lease_token(self) -> int:
-        """Larger than every earlier one of this job: systems further down can refuse smaller ones."""
-        return self._row[Claimed.LEASE_TOKEN]  # type: ignore[no-any-return]
-
-    @property
-    def idempotency_key(self) -> str:
-        """The same over all attempts; what a receiver de-duplicates on."""
-        return self._row[Claimed.IDEMPOTENCY_KEY]  # type: ignore[no-any-return]
-
-    @property
-    def attempt_key(self) -> str:
-        """Unique for each attempt; for audit trails."""
-        return self._row[Claimed.ATTEMPT_KEY]  # type: ignore[no-any-return]
+    job_id: int = _column(Claimed.JOB_ID)
+    job_type: str = _column(Claimed.JOB_TYPE)
+    attempt: int = _column(Claimed.ATTEMPT)  # 1 for the first
+    max_attempts: int = _column(Claimed.MAX_ATTEMPTS)
+    # Larger than every earlier one of this job: systems further down can refuse smaller ones.
+    lease_token: int = _column(Claimed.LEASE_TOKEN)
+    # The same over all attempts; what a receiver de-duplicates on.
+    idempotency_key: str = _column(Claimed.IDEMPOTENCY_KEY)
+    attempt_key: str = _column(Claimed.ATTEMPT_KEY)  # unique for each attempt; for audit trails
 
     @property
     def payload(self) -> Any:
@@ -113,13 +95,8 @@ class JobContext:
         value = self._row[Claimed.HEADERS]
         return None if value is None else database.json_value(value)
 
-    @property
-    def priority(self) -> int:
-        return self._row[Claimed.PRIORITY]  # type: ignore[no-any-return]
-
-    @property
-    def concurrency_key(self) -> str | None:
-        return self._row[Claimed.CONCURRENCY_KEY]  # type: ignore[no-any-return]
+    priority: int = _column(Claimed.PRIORITY)
+    concurrency_key: str | None = _column(Claimed.CONCURRENCY_KEY)
 
     @property
     def worker(self) -> str:
@@ -145,10 +122,7 @@ class JobContext:
     def created_at(self) -> datetime:
         return database.instant(self._row[Claimed.CREATED_AT])
 
-    @property
-    def schedule(self) -> str | None:
-        """The schedule that made the job, if one did."""
-        return self._row[Claimed.SCHEDULE]  # type: ignore[no-any-return]
+    schedule: str | None = _column(Claimed.SCHEDULE)  # the schedule that made the job, if one did
 
     @property
     def tick_at(self) -> datetime | None:
@@ -156,10 +130,7 @@ class JobContext:
         value = self._row[Claimed.TICK_AT]
         return None if value is None else database.instant(value)
 
-    @property
-    def caught_up(self) -> bool:
-        """True when the tick was decided late, after downtime."""
-        return self._row[Claimed.CAUGHT_UP]  # type: ignore[no-any-return]
+    caught_up: bool = _column(Claimed.CAUGHT_UP)  # true when the tick was decided late, after downtime
 
     # ── while it runs ───────────────────────────────────────────────────────────────────────────────────────────────
 

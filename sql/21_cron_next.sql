@@ -477,8 +477,7 @@ $$;
 comment on function almanac._refuse_no_run(text, text) is 'Raises PA007 for a rule that has no run within 50 years.';
 
 -- 21 next_run: cron text to the next instant, for people in psql and for checks; a tick uses _next_run.
--- Five plain fields have at most 29 characters: what is longer is none, and is not split here whatever its length.
--- Calls: _check_run_arguments, _good_run_arguments, _is_settled, _next_run, _plain_rule, _refuse_no_run, parse_cron.
+-- Calls: _check_run_arguments, _next_run, _refuse_no_run, parse_cron.
 create or replace function almanac.next_run(
     cron text, timezone text, after timestamptz, dst_gap text default 'after', dst_overlap text default 'first',
     anchor timestamptz default '1970-01-01 00:00:00+00')
@@ -486,17 +485,10 @@ create or replace function almanac.next_run(
     language plpgsql immutable strict parallel safe security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_fields text[] := string_to_array(left(cron, 30), ' ');
-    v_rule   almanac.cron_rule := almanac._plain_rule(v_fields);
-    v_run    timestamptz;
+    v_run timestamptz;
 begin
-    if not almanac._good_run_arguments(timezone, after, dst_gap, dst_overlap, anchor) then
-        perform almanac._check_run_arguments(timezone, after, dst_gap, dst_overlap, anchor);
-    end if;
-    if not almanac._is_settled(v_rule) then
-        v_rule := almanac.parse_cron(cron);
-    end if;
-    v_run := almanac._next_run(v_rule, timezone, after, dst_gap, dst_overlap, anchor);
+    perform almanac._check_run_arguments(timezone, after, dst_gap, dst_overlap, anchor);
+    v_run := almanac._next_run(almanac.parse_cron(cron), timezone, after, dst_gap, dst_overlap, anchor);
     if v_run is null then
         perform almanac._refuse_no_run(cron, timezone);
     end if;
@@ -507,7 +499,7 @@ comment on function almanac.next_run(text, text, timestamptz, text, text, timest
     'Next run of a cron expression in a time zone, strictly after an instant. Raises PA007, PA008, 22023.';
 
 -- 21 previous_run: cron text to the last instant before another.
--- Calls: _check_run_arguments, _good_run_arguments, _previous_run, _refuse_no_run, parse_cron.
+-- Calls: _check_run_arguments, _previous_run, _refuse_no_run, parse_cron.
 create or replace function almanac.previous_run(
     cron text, timezone text, before timestamptz, dst_gap text default 'after', dst_overlap text default 'first',
     anchor timestamptz default '1970-01-01 00:00:00+00')
@@ -515,14 +507,10 @@ create or replace function almanac.previous_run(
     language plpgsql immutable strict parallel safe security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_rule almanac.cron_rule;
-    v_run  timestamptz;
+    v_run timestamptz;
 begin
-    if not almanac._good_run_arguments(timezone, before, dst_gap, dst_overlap, anchor) then
-        perform almanac._check_run_arguments(timezone, before, dst_gap, dst_overlap, anchor);
-    end if;
-    v_rule := almanac.parse_cron(cron);
-    v_run := almanac._previous_run(v_rule, timezone, before, dst_gap, dst_overlap, anchor);
+    perform almanac._check_run_arguments(timezone, before, dst_gap, dst_overlap, anchor);
+    v_run := almanac._previous_run(almanac.parse_cron(cron), timezone, before, dst_gap, dst_overlap, anchor);
     if v_run is null then
         perform almanac._refuse_no_run(cron, timezone);
     end if;
@@ -533,7 +521,7 @@ comment on function almanac.previous_run(text, text, timestamptz, text, text, ti
     'Last run of a cron expression in a time zone, strictly before an instant. Raises PA007, PA008, 22023.';
 
 -- 21 next_runs: the next so many instants, in order. Parsed and checked once.
--- Calls: _check_run_arguments, _good_run_arguments, _next_run, _refuse_no_run, parse_cron.
+-- Calls: _check_run_arguments, _next_run, _refuse_no_run, parse_cron.
 create or replace function almanac.next_runs(
     cron text, timezone text, after timestamptz, count integer default 10, dst_gap text default 'after',
     dst_overlap text default 'first', anchor timestamptz default '1970-01-01 00:00:00+00')
@@ -544,9 +532,7 @@ declare
     v_rule almanac.cron_rule := almanac.parse_cron(cron);
     v_run  timestamptz := after;
 begin
-    if not almanac._good_run_arguments(timezone, after, dst_gap, dst_overlap, anchor) then
-        perform almanac._check_run_arguments(timezone, after, dst_gap, dst_overlap, anchor);
-    end if;
+    perform almanac._check_run_arguments(timezone, after, dst_gap, dst_overlap, anchor);
     if next_runs.count not between 1 and 10000 then
         raise exception using errcode = '22023',
             message = format('count %s is out of range', next_runs.count),

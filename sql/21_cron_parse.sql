@@ -45,38 +45,6 @@ create or replace function almanac._plain_bits(item text, low integer, high inte
 comment on function almanac._plain_bits(text, integer, integer) is
     'Mask of an item *, a, */n or a-b in numbers; null if it is none of these or out of range.';
 
--- 21 _plain_rule: a rule of five plain fields in one expression, which costs next_run a third of a call of parse_cron.
--- A mask is null where a field is not plain: ask _is_settled. Sundays written as 7 are not.
--- Calls: _plain_bits.
-create or replace function almanac._plain_rule(fields text[])
-    returns almanac.cron_rule
-    language sql immutable parallel safe
-    return row(
-        case when cardinality(_plain_rule.fields) = 5 then 1 end,
-        almanac._plain_bits(_plain_rule.fields[1], 0, 59),
-        almanac._plain_bits(_plain_rule.fields[2], 0, 23),
-        almanac._plain_bits(_plain_rule.fields[3], 1, 31),
-        0, 0, false,
-        almanac._plain_bits(_plain_rule.fields[4], 1, 12),
-        almanac._plain_bits(_plain_rule.fields[5], 0, 6),
-        0, 0,
-        _plain_rule.fields[3] like '*%' or _plain_rule.fields[5] like '*%',
-        _plain_rule.fields[1] like '*%' or _plain_rule.fields[2] like '*%',
-        null)::almanac.cron_rule;
-comment on function almanac._plain_rule(text[]) is
-    'Rule of five fields, each of the form *, a, */n or a-b in numbers; with null masks if they are not.';
-
--- 21 _is_settled: whether no mask is missing and the rule has dates for sure: a day up to the 28th is in every month
--- and falls on every weekday in time. Other rules need a closer look.
-create or replace function almanac._is_settled(rule almanac.cron_rule)
-    returns boolean
-    language sql immutable parallel safe
-    return coalesce((_is_settled.rule).dom_mask & 536870910 <> 0 and (_is_settled.rule).dow_mask <> 0
-                    and ((_is_settled.rule).second_mask & (_is_settled.rule).minute_mask
-                         & (_is_settled.rule).hour_mask & (_is_settled.rule).month_mask) is not null, false);
-comment on function almanac._is_settled(almanac.cron_rule) is
-    'Whether a rule is complete and needs no search for a possible date.';
-
 -- 21 _parse_every: the duration of "@every 1h30m10s" in microseconds, written as Go writes durations.
 create or replace function almanac._parse_every(duration text)
     returns bigint
@@ -110,7 +78,7 @@ comment on function almanac._parse_every(text) is 'Microseconds in a Go-style du
 -- 21 parse_cron: text to cron_rule, once, when a schedule is written. The grammar stands in docs/cron.md.
 -- A refusal names the field, the part and what is allowed there, because the reader has only the expression in hand.
 -- Plain expressions on plain variables: array constants and capturing groups would cost more than all the rest.
--- Calls: _bits, _field_name, _field_value, _has_a_date, _is_settled, _parse_every, _plain_bits.
+-- Calls: _bits, _field_name, _field_value, _has_a_date, _parse_every, _plain_bits.
 create or replace function almanac.parse_cron(cron text)
     returns almanac.cron_rule
     language plpgsql immutable strict parallel safe security definer set search_path = pg_catalog, pg_temp
@@ -314,7 +282,8 @@ begin
     v_rule.days_must_both := v_text like '*%' or v_text = '?' or v_base like '*%' or v_base = '?';
     v_rule.is_wildcard := v_fields[2 + v_shift] like '*%' or v_fields[3 + v_shift] like '*%';
 
-    if not almanac._is_settled(v_rule) and not almanac._has_a_date(v_rule) then
+    -- A day up to the 28th is in every month, and falls on every weekday in time.
+    if (v_rule.dom_mask & 536870910 = 0 or v_rule.dow_mask = 0) and not almanac._has_a_date(v_rule) then
         raise exception using errcode = 'PA007',
             message = format('cron expression "%s" has no possible date', left(btrim(cron, E' \t'), 40)),
             detail  = 'No year has a day that matches its day of month, month and day of week together.',

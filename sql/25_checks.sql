@@ -36,24 +36,6 @@ end;
 $$;
 comment on function almanac._check_name(text, text, integer) is 'Raises unless the name is readable and short enough.';
 
--- 25 _check_idempotency_key: it travels as a header, to receivers that compare bytes.
-create or replace function almanac._check_idempotency_key(idempotency_key text)
-    returns void
-    language plpgsql immutable set search_path = pg_catalog, pg_temp
-as $$
-begin
-    if _check_idempotency_key.idempotency_key !~ '^[!-~]([ -~]{0,126}[!-~])?$' then
-        raise exception using errcode = '22023',
-            message = 'an idempotency_key is 1 to 128 characters of printable ASCII, without spaces at its ends',
-            detail  = format('It has %s: %s', length(_check_idempotency_key.idempotency_key),
-                             to_jsonb(left(_check_idempotency_key.idempotency_key, 50))),
-            hint    = 'Shorten or hash it; leave it out for a key that names the job.';
-    end if;
-end;
-$$;
-comment on function almanac._check_idempotency_key(text) is
-    'Raises unless this key can be sent as it is; null is good.';
-
 -- 25 _payload_bytes: a value that comes out of a table may be compressed, and then its column size says nothing.
 create or replace function almanac._payload_bytes(payload jsonb)
     returns integer

@@ -48,8 +48,22 @@ $$;
 comment on function almanac._authorize(text, text[]) is
     'Raises PA004 unless the caller holds one of the rights on a restricted queue.';
 
+-- 30 _raise_no_queue: queues are made before they are used, so that a typing error does not become one.
+create or replace function almanac._raise_no_queue(queue text)
+    returns void
+    language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using errcode = 'PA001',
+        message = format('queue %s does not exist', coalesce(quote_literal(_raise_no_queue.queue), 'null')),
+        detail  = 'Queues are made before they are used; almanac.queue_overview lists them.',
+        hint    = format('Make it: select almanac.put_queue(%L);', coalesce(_raise_no_queue.queue, 'name'));
+end;
+$$;
+comment on function almanac._raise_no_queue(text) is 'Raises PA001.';
+
 -- 30 _open_queue: every function that acts on a queue starts here: it exists, and the caller may act on it.
--- Reads: queue. Calls: _authorize.
+-- Reads: queue. Calls: _authorize, _raise_no_queue.
 create or replace function almanac._open_queue(queue text, variadic rights text[])
     returns almanac.queue
     language plpgsql stable set search_path = pg_catalog, pg_temp
@@ -59,11 +73,7 @@ declare
 begin
     select * into v_queue from almanac.queue where queue.queue = _open_queue.queue;
     if not found then
-        raise exception using errcode = 'PA001',
-            message = format('queue %s does not exist', coalesce(quote_literal(_open_queue.queue), 'null')),
-            detail  = 'Queues are made before they are used, so that a typing error does not become one; '
-                      'almanac.queue_overview lists them.',
-            hint    = format('Make it: select almanac.put_queue(%L);', coalesce(_open_queue.queue, 'name'));
+        perform almanac._raise_no_queue(_open_queue.queue);
     end if;
     if v_queue.restricted_at is not null then
         perform almanac._authorize(_open_queue.queue, variadic _open_queue.rights);
@@ -133,7 +143,7 @@ $$;
 comment on function almanac._bind_grants() is 'After a restore elsewhere, let grants mean the roles of this server.';
 
 -- 30 grant_queue: from the first grant on, a queue is closed to every role that was not granted a right.
--- Reads: queue, queue_grant. Writes: queue, queue_grant. Calls: clock, _caller, _audit.
+-- Reads: queue, queue_grant. Writes: queue, queue_grant. Calls: clock, _caller, _audit, _raise_no_queue.
 create or replace function almanac.grant_queue(queue text, role text, may text)
     returns void
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -152,10 +162,7 @@ begin
     update almanac.queue set restricted_at = coalesce(queue.restricted_at, almanac.clock())
      where queue.queue = grant_queue.queue;
     if not found then
-        raise exception using errcode = 'PA001',
-            message = format('queue %s does not exist', coalesce(quote_literal(grant_queue.queue), 'null')),
-            detail  = 'Nothing was granted.',
-            hint    = format('Make it: select almanac.put_queue(%L);', coalesce(grant_queue.queue, 'name'));
+        perform almanac._raise_no_queue(grant_queue.queue);
     end if;
     insert into almanac.queue_grant as g (queue, role, role_oid, may, granted_at, granted_by)
     values (grant_queue.queue, grant_queue.role, to_regrole(quote_ident(grant_queue.role)), grant_queue.may,
@@ -194,7 +201,7 @@ comment on function almanac.revoke_queue(text, text, text) is
     'Take a right on a queue back; false if it was not granted. The queue stays restricted.';
 
 -- 30 open_queue: lifts the restriction and forgets the grants.
--- Reads: queue, queue_grant. Writes: queue, queue_grant. Calls: _audit.
+-- Reads: queue, queue_grant. Writes: queue, queue_grant. Calls: _audit, _raise_no_queue.
 create or replace function almanac.open_queue(queue text, reason text default null)
     returns void
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -203,10 +210,7 @@ declare
     v_grants jsonb;
 begin
     if not exists (select from almanac.queue where queue.queue = open_queue.queue) then
-        raise exception using errcode = 'PA001',
-            message = format('queue %s does not exist', coalesce(quote_literal(open_queue.queue), 'null')),
-            detail  = 'Nothing was opened.',
-            hint    = 'See select queue, restricted from almanac.queue_overview;';
+        perform almanac._raise_no_queue(open_queue.queue);
     end if;
     with gone as (
         delete from almanac.queue_grant where queue_grant.queue = open_queue.queue

@@ -85,8 +85,8 @@ comment on function almanac._learn(almanac.queue, smallint, boolean) is
 -- 32 _check_enqueue: what must hold for a job before it is made, said in words rather than by a constraint's name.
 -- Calls: _check_name.
 create or replace function almanac._check_enqueue(
-    job_type text, due_at timestamptz, priority integer, keyed boolean, dedup_for interval, max_attempts integer,
-    base_delay interval, max_delay interval)
+    job_type text, due_at timestamptz, priority integer, keyed boolean, dedup_for interval, idempotency_keys text[],
+    max_attempts integer, base_delay interval, max_delay interval)
     returns void
     language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
@@ -101,6 +101,10 @@ begin
         when _check_enqueue.dedup_for <= interval '0' or _check_enqueue.dedup_for > interval '36500 days'
             then 'dedup_for must be positive, and at most 36500 days'
         when _check_enqueue.dedup_for is not null and not _check_enqueue.keyed then 'dedup_for needs a dedup_key'
+        -- It travels as a header, to receivers that compare bytes.
+        when exists (select from unnest(_check_enqueue.idempotency_keys) as k (key)
+                      where k.key !~ '^[!-~]([ -~]{0,126}[!-~])?$')
+            then 'an idempotency_key must be 1 to 128 characters of printable ASCII, without spaces at its ends'
         when _check_enqueue.max_attempts not between 1 and 1000000 then 'max_attempts must be between 1 and 1000000'
         when _check_enqueue.base_delay not between interval '0' and interval '3650 days'
             then 'base_delay must be between 0 and 3650 days'
@@ -115,14 +119,14 @@ begin
 end;
 $$;
 comment on function almanac._check_enqueue(
-    text, timestamptz, integer, boolean, interval, integer, interval, interval) is
+    text, timestamptz, integer, boolean, interval, text[], integer, interval, interval) is
     'Raises unless a job with these settings can be made.';
 
 -- 32 enqueue: (nothing) -> scheduled, in the caller's transaction: if that rolls back there is no job. One statement
 -- asks for everything that could stand against it, because each by itself would cost as much as the row; only where
 -- something does is it looked up, and raised or settled.
--- Reads: queue, job_type, sleeper. Writes: job. Calls: clock, _caller, _check_enqueue, _check_idempotency_key,
--- _check_name, _check_payload, _hold_queue, _is_plain, _payload_bytes, _open_queue, _take_dedup_keys, _learn, _ring.
+-- Reads: queue, job_type, sleeper. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name,
+-- _check_payload, _hold_queue, _is_plain, _payload_bytes, _open_queue, _take_dedup_keys, _learn, _ring.
 create or replace function almanac.enqueue(
     queue text,
     job_type text,
@@ -158,9 +162,9 @@ begin
             perform almanac._hold_queue(enqueue.queue, 'produce');
         end if;
         perform almanac._check_enqueue(enqueue.job_type, coalesce(enqueue.due_at, v_now), enqueue.priority,
-                                       enqueue.dedup_key is not null, enqueue.dedup_for, enqueue.max_attempts,
-                                       enqueue.base_delay, enqueue.max_delay);
-        perform almanac._check_idempotency_key(enqueue.idempotency_key);
+                                       enqueue.dedup_key is not null, enqueue.dedup_for,
+                                       array[enqueue.idempotency_key], enqueue.max_attempts, enqueue.base_delay,
+                                       enqueue.max_delay);
         if enqueue.concurrency_key is not null then
             perform almanac._check_name('a concurrency_key', enqueue.concurrency_key, 200);
         end if;
@@ -212,7 +216,7 @@ comment on function almanac.enqueue(text, text, jsonb, timestamptz, integer, tex
     'Make a job in the caller''s transaction; with a dedup_key that is taken, name the job that has it instead.';
 
 -- 32 enqueue_many: as enqueue, for many payloads in one statement. Arrays run in parallel with payloads.
--- Reads: job_type. Writes: job. Calls: clock, _caller, _check_enqueue, _check_idempotency_key, _check_name,
+-- Reads: job_type. Writes: job. Calls: clock, _caller, _check_enqueue, _check_name,
 -- _check_payload, _enter_queue, _is_plain, _payload_bytes, _take_dedup_keys, _learn, _ring.
 create or replace function almanac.enqueue_many(
     queue text,
@@ -243,7 +247,8 @@ declare
 begin
     perform almanac._check_enqueue(enqueue_many.job_type, v_due_at, enqueue_many.priority,
                                    enqueue_many.dedup_keys is not null, enqueue_many.dedup_for,
-                                   enqueue_many.max_attempts, enqueue_many.base_delay, enqueue_many.max_delay);
+                                   enqueue_many.idempotency_keys, enqueue_many.max_attempts, enqueue_many.base_delay,
+                                   enqueue_many.max_delay);
     if enqueue_many.payloads is null
        or cardinality(enqueue_many.dedup_keys) <> cardinality(enqueue_many.payloads)
        or cardinality(enqueue_many.concurrency_keys) <> cardinality(enqueue_many.payloads)
@@ -269,9 +274,6 @@ begin
     perform almanac._check_name('a concurrency_key', k.concurrency_key, 200)
        from unnest(enqueue_many.concurrency_keys) as k (concurrency_key)
       where not almanac._is_plain(k.concurrency_key, 200);
-    perform almanac._check_idempotency_key(k.idempotency_key)
-       from unnest(enqueue_many.idempotency_keys) as k (idempotency_key)
-      where k.idempotency_key is not null;
     v_ids := array(select nextval('almanac.job_id_seq') from generate_series(1, cardinality(enqueue_many.payloads)));
     if enqueue_many.dedup_keys is not null then
         v_owners := almanac._take_dedup_keys(enqueue_many.queue, enqueue_many.dedup_keys, v_ids,

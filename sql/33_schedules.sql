@@ -1,18 +1,12 @@
--- 33 _definition: what somebody declared about a schedule, without what became of it since.
+-- 33 _definition: what was declared about a schedule, without what became of it since.
 create or replace function almanac._definition(schedule almanac.schedule)
     returns jsonb
     language sql stable set search_path = pg_catalog, pg_temp
 as $$
-    select jsonb_strip_nulls(jsonb_build_object(
-        'kind', schedule.kind, 'job_type', schedule.job_type, 'cron', schedule.cron, 'at', schedule.at,
-        'timezone', schedule.timezone, 'dst_gap', schedule.dst_gap, 'dst_overlap', schedule.dst_overlap,
-        'starts_at', schedule.starts_at, 'ends_at', schedule.ends_at, 'jitter', schedule.jitter,
-        'max_fires', schedule.max_fires, 'overlap', schedule.overlap, 'max_running', schedule.max_running,
-        'catch_up', schedule.catch_up, 'max_age', schedule.max_age, 'max_runs', schedule.max_runs,
-        'pace', schedule.pace, 'after_schedule', schedule.after_schedule, 'within', schedule.within,
-        'gate_closed', schedule.gate_closed, 'gate_wait', schedule.gate_wait, 'priority', schedule.priority,
-        'max_attempts', schedule.max_attempts, 'concurrency_key', schedule.concurrency_key,
-        'template', schedule.template, 'description', schedule.description))
+    select jsonb_strip_nulls(to_jsonb(schedule) - array[
+        'queue', 'name', 'rule', 'revision', 'next_due_at', 'look_at', 'decided_until', 'decided_local', 'moved_to',
+        'gate_waiting_at', 'backlog_until', 'backlog_from', 'paced_until', 'skip_until', 'fires', 'paused_at',
+        'paused_by', 'pause_reason', 'paused_until', 'error', 'created_at', 'created_by', 'changed_at', 'changed_by'])
         -- Nulls inside these two are the caller's own.
         || jsonb_build_object('payload', schedule.payload, 'headers', schedule.headers);
 $$;

@@ -243,17 +243,10 @@ begin
     -- Who would find nothing does not take the turn, which is a write and waits for others.
     v_now := almanac.clock();
     if not exists (
-        select from unnest(v_queue.priorities) as level (priority)
-         cross join lateral (
-            select from almanac.job
-             where job.queue = v_queue.queue
-               and job.state in ('scheduled', 'retrying')
-               and job.parked_at is null and job.counted_at is null
-               and job.priority = level.priority
-               and job.due_at <= v_now
-               and (_pick_within_limits.job_types is null or job.job_type = any (_pick_within_limits.job_types))
-             order by job.due_at, job.id
-             limit 1) due) then
+        select from almanac.job
+         where job.queue = v_queue.queue and job.priority = any (v_queue.priorities) and job.due_at <= v_now
+           and job.state in ('scheduled', 'retrying') and job.parked_at is null and job.counted_at is null
+           and (_pick_within_limits.job_types is null or job.job_type = any (_pick_within_limits.job_types))) then
         return v_jobs;
     end if;
     v_queue := almanac._take_turn(v_queue.queue);

@@ -135,7 +135,9 @@ declare
     v_job    almanac.job := _end_attempt.held;
     v_queue  almanac.queue;
     v_type   almanac.job_type;
-    v_error  text := left(_end_attempt.error, 20000);
+    v_error  text := left(coalesce(_end_attempt.error, case when _end_attempt.outcome = 'lost' then format(
+                         'worker %s did not report back before its lease ended at %s', v_job.leased_by,
+                         v_job.lease_expires_at) end), 20000);
     v_delay  interval;
     v_due_at timestamptz;
 begin

@@ -19,14 +19,10 @@ begin
     if almanac._is_plain(doze.worker, 200) is not true then
         perform almanac._check_name('a worker', doze.worker, 200);
     end if;
-    if doze.at_most is null then
-        raise exception using errcode = '22004',
-            message = 'at_most must not be null',
-            hint    = 'Leave it out to sleep for up to 5 seconds.';
-    elsif doze.at_most not between interval '0' and interval '30 days' then
-        raise exception using errcode = '22023',
+    if doze.at_most between interval '0' and interval '30 days' is not true then
+        raise exception using errcode = case when doze.at_most is null then '22004' else '22023' end,
             message = 'at_most must be between 0 and 30 days',
-            detail  = format('It is %s.', doze.at_most),
+            detail  = format('It is %s.', coalesce(doze.at_most::text, 'null')),
             hint    = 'Leave it out to sleep for up to 5 seconds.';
     end if;
     -- Marked for twice as long, so that of a worker's naps not each has to write and wait for the disk.

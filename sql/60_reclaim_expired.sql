@@ -44,26 +44,12 @@ $$;
 comment on function almanac._unpark_forgotten(text) is
     'Make jobs claimable that are parked for a key with a free place.';
 
--- 60 _end_lost: ends an attempt whose worker has not been heard of in time. The caller has locked the row.
--- Calls: _end_attempt.
-create or replace function almanac._end_lost(held almanac.job)
-    returns void
-    language plpgsql volatile set search_path = pg_catalog, pg_temp
-as $$
-begin
-    perform almanac._end_attempt(_end_lost.held, 'lost', error => format(
-        'worker %s did not report back before its lease ended at %s',
-        (_end_lost.held).leased_by, (_end_lost.held).lease_expires_at));
-end;
-$$;
-comment on function almanac._end_lost(almanac.job) is 'End an attempt whose lease has expired.';
-
 -- 60 _reclaim_claimed: ends the expired attempts among what was claimed in queues without limits. Claims whose time has
 -- come are taken out, and of their jobs those that still run are put back as one claim of their queue, to be looked at
 -- when the first of their leases may have ended. A job that somebody has locked runs for as long as that is so. At most
 -- batch_size attempts are ended, and of about a hundred times as many jobs is it asked whether they run. Returns how
 -- many were ended.
--- Reads: job. Writes: claim. Calls: clock, _end_lost.
+-- Reads: job. Writes: claim. Calls: clock, _end_attempt.
 create or replace function almanac._reclaim_claimed(queue text, batch_size integer)
     returns integer
     language plpgsql volatile
@@ -109,7 +95,7 @@ begin
                  limit _reclaim_claimed.batch_size - v_reclaimed
                    for update skip locked
             loop
-                perform almanac._end_lost(v_job);
+                perform almanac._end_attempt(v_job, 'lost');
                 v_reclaimed := v_reclaimed + 1;
             end loop;
             insert into almanac.claim (queue, look_at, job_ids)
@@ -131,7 +117,7 @@ comment on function almanac._reclaim_claimed(text, integer) is
 -- 60 reclaim_expired: running -> retrying or dead, for leases nobody extended. The attempt ends as lost and goes
 -- through the same decision as a failure, so a job that kills its workers ends in dead. Reads only the job row: what
 -- became of the worker does not matter. All queues if none is given.
--- Reads: job. Calls: clock, _end_lost, _reclaim_claimed, _unpark_forgotten.
+-- Reads: job. Calls: clock, _end_attempt, _reclaim_claimed, _unpark_forgotten.
 create or replace function almanac.reclaim_expired(queue text default null, batch_size integer default 1000)
     returns integer
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -155,7 +141,7 @@ begin
          limit reclaim_expired.batch_size - v_reclaimed
            for update skip locked
     loop
-        perform almanac._end_lost(v_job);
+        perform almanac._end_attempt(v_job, 'lost');
         v_reclaimed := v_reclaimed + 1;
     end loop;
     perform almanac._unpark_forgotten(reclaim_expired.queue);

@@ -194,21 +194,6 @@ NOT_ZONES = [
 ]
 
 
-SHORT = """
-create or replace function pg_temp.short_way(cron text) returns text language plpgsql as $$
-declare
-    v_rule almanac.cron_rule := almanac._plain_rule(string_to_array(cron, ' '));
-begin
-    if not almanac._is_settled(v_rule) then
-        return 'no plain rule';
-    end if;
-    return case when v_rule is distinct from almanac.parse_cron(cron) then 'other' else 'same' end;
-exception when sqlstate 'PA007' then
-    return 'other';
-end $$
-"""
-
-
 @pytest.fixture(scope="module")
 def db(clone):
     """One database for all tests of this file: they only ask."""
@@ -300,38 +285,6 @@ def test_a_rule_is_a_wildcard_if_its_minute_or_hour_starts_with_a_star(db, expre
 )
 def test_a_day_must_match_both_fields_if_one_starts_with_a_star(db, expression, both):
     assert db.one("select (almanac.parse_cron(%s)).days_must_both", expression) is both
-
-
-def test_the_short_way_reads_plain_rules_as_the_long_way_does(cron):
-    """Every plain item of every field, and the bad ones beside them: settled, equal and accepted, or not settled."""
-    numbers = [str(n) for n in range(70)] + ["00", "07", "007", "99"]
-    items = ["*", "?", "", *numbers, *(f"*/{n}" for n in numbers)]
-    texts = [
-        " ".join([*("0" if n < 2 else "*" for n in range(position)), item, *"****"[position:]])
-        for position, top in enumerate((60, 24, 32, 13, 8))
-        for item in items + [f"{low}-{high}" for low in range(top + 1) for high in range(top + 1)]
-    ]
-    texts += [
-        "0 0 29 2 *",
-        "0 0 30 2 *",
-        "0 0 31 4-6 *",
-        "0 0 31 2 1-5",
-        "0 9 * *",
-        "0 0 9 * * *",
-        "0 9 * * * ",
-        "@daily",
-    ]
-    cron.execute(SHORT)
-    tried = cron.execute(
-        "select * from unnest(%s::text[]) as text, pg_temp.short_way(text) as found", [texts]
-    ).fetchall()
-    assert {text for text, found in tried if found == "other"} == set()
-    settled = [text for text, found in tried if found == "same"]
-    assert {"*/5 * * * *", "0 0 1 * *", "0 0 * * 1-5"} <= set(settled)
-    assert 0.3 < len(settled) / len(texts) < 0.7
-
-
-# ── zones ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_every_zone_of_the_view_is_taken(cron):
