@@ -244,3 +244,53 @@ def test_the_audit_names_the_caller_and_not_the_owner(jobs, login, roles):
     operator.resume_queue(queue="q")
     actors = jobs.sql("select actor from almanac.audit_log where action in ('pause_queue', 'resume_queue') order by at")
     assert {row.actor for row in actors} == {roles["both"], roles["member"]}
+
+
+# ── a grant means a role, not a name ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_role_that_takes_the_name_of_a_dropped_one_has_no_right(jobs, own_database, dsn, maintenance, worker_id):
+    jobs.put()
+    name = f"test_{worker_id}_reborn"
+    maintenance.execute(f"drop role if exists {name}")
+    maintenance.execute(f"create role {name} login in role almanac_worker, almanac_producer")
+    jobs.grant_queue(queue="q", role=name, may="work")
+    jobs.grant_queue(queue="q", role=name, may="produce")
+    jobs.grant_queue(queue="q", role="almanac_admin", may="produce")
+    job_id = jobs.add()
+    maintenance.execute(f"drop role {name}")
+    maintenance.execute(f"create role {name} login in role almanac_worker, almanac_producer")
+    try:
+        with psycopg.connect(dsn, user=name, autocommit=True) as conn:
+            again = Jobs(conn)
+            for call in (again.claim, again.add, lambda: again.job(queue="q", job_id=job_id)):
+                with refused("PA004"):
+                    call()
+            # Some grants still mean the roles they meant: this is no restore, and a name alone gets nothing.
+            assert jobs.one("select almanac._bind_grants()") == [name]
+            with refused("PA004"):
+                again.claim()
+            jobs.grant_queue(queue="q", role=name, may="work")
+            assert len(again.claim()) == 1
+            with refused("PA004"):
+                again.add()
+            jobs.grant_queue(queue="q", role=name, may="produce")
+            again.add()
+            assert jobs.one("select almanac._bind_grants()") == []
+    finally:
+        maintenance.execute(f"drop role {name}")
+
+
+def test_on_another_server_grants_mean_the_roles_of_these_names(jobs, login, roles):
+    jobs.put()
+    jobs.grant_queue(queue="q", role=roles["team"], may="produce")
+    jobs.grant_queue(queue="q", role=roles["stranger"], may="work")
+    # As restored there: other oids, and one of the names is not known.
+    jobs.sql("update almanac.queue_grant set role_oid = role_oid::bigint + 100000")
+    jobs.sql("update almanac.queue_grant set role = 'left behind' where may = 'work'")
+    with refused("PA004"):
+        login("member").add()
+    assert jobs.one("select almanac._bind_grants()") == ["left behind"]
+    login("member").add()
+    with refused("PA004"):
+        login("stranger").claim()

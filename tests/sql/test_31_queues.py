@@ -46,7 +46,20 @@ def test_any_readable_text_is_a_name_for_queue_type_and_worker(jobs, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "sqlstate"), [(None, "22004"), ("", "22023"), (" \t\n", "22023"), ("x" * 201, "22023")], ids=ascii
+    ("name", "sqlstate"),
+    [
+        (None, "22004"),
+        ("", "22023"),
+        (" \t\n", "22023"),
+        ("x" * 401, "22023"),
+        ("x" * 8_000_000, "22023"),
+        ("\u200b", "22023"),
+        ("\u3164\u2800", "22023"),
+        ("bell\a", "22023"),
+        ("control\x9b", "22023"),
+        ("txt.\u202eexe", "22023"),
+    ],
+    ids=lambda name: ascii(name)[:20],
 )
 def test_a_name_that_cannot_be_read_is_refused(jobs, name, sqlstate):
     with refused(sqlstate):
@@ -56,8 +69,28 @@ def test_a_name_that_cannot_be_read_is_refused(jobs, name, sqlstate):
         jobs.put_job_type(queue="q", job_type=name)
     with refused(sqlstate):
         jobs.enqueue(queue="q", job_type=name)
-    with refused(sqlstate):
-        jobs.claim_due(queue="q", worker=name)
+    job_id = jobs.add()
+    calls = [
+        lambda: jobs.put_schedule(queue="q", name=name, cron="@hourly", job_type="t"),
+        lambda: jobs.put_schedule(queue="q", name="s", cron="@hourly", job_type=name),
+        lambda: jobs.put_schedule_template(name=name),
+        lambda: jobs.claim_due(queue="q", worker=name),
+        lambda: jobs.claim_job(queue="q", job_id=job_id, worker=name),
+        lambda: jobs.doze(queue="q", worker=name),
+        lambda: jobs.tick_if_stale(worker=name),
+        lambda: jobs.report_worker(worker=name, host="", pid=0, version="", queues=[], concurrency=0, running=0),
+    ]
+    if name is not None:
+        calls += [
+            lambda: jobs.enqueue(queue="q", job_type="t", dedup_key=name),
+            lambda: jobs.enqueue(queue="q", job_type="t", concurrency_key=name),
+            lambda: jobs.enqueue_many(queue="q", job_type="t", payloads=[{}], dedup_keys=[name]),
+            lambda: jobs.enqueue_many(queue="q", job_type="t", payloads=[{}], concurrency_keys=[name]),
+        ]
+    for call in calls:
+        with refused(sqlstate) as caught:
+            call()
+        assert caught.value.diag.message_hint
 
 
 def test_a_default_queue_exists(jobs):

@@ -67,6 +67,21 @@ def test_a_payload_that_is_neither_object_nor_array_is_refused(jobs, payload):
     assert jobs.sql("select 1 from almanac.job") == []
 
 
+@pytest.mark.parametrize("headers", [[], "text", 1, {"x": "y" * 2000}], ids=lambda headers: str(headers)[:10])
+def test_headers_are_an_object_that_fits_with_the_payload(jobs, headers):
+    jobs.put(max_payload_bytes=2048)
+    for call in (
+        lambda: jobs.enqueue(queue="q", job_type="t", payload={"a": "b" * 500}, headers=headers),
+        lambda: jobs.enqueue_many(queue="q", job_type="t", payloads=[{"a": "b" * 500}], headers=headers),
+        lambda: jobs.put_schedule(
+            queue="q", name="s", cron="@hourly", job_type="t", payload={"a": "b" * 500}, headers=headers
+        ),
+    ):
+        with refused("PA005"):
+            call()
+    jobs.enqueue(queue="q", job_type="t", payload={"a": "b" * 500}, headers={"x": "y" * 1000})
+
+
 def test_a_nul_in_a_payload_is_refused_by_jsonb_itself(jobs):
     jobs.put()
     with pytest.raises(psycopg.Error):
@@ -113,7 +128,9 @@ def test_a_payload_that_a_table_holds_compressed_is_measured_in_full(jobs, own_d
         {"dedup_key": "k", "dedup_for": "300000 years"},
         {"max_attempts": -1}, {"max_attempts": 2**31 - 1}, {"base_delay": "-1 s"}, {"max_delay": "4000 days"},
         {"dedup_key": ""}, {"dedup_key": " "}, {"dedup_key": "x" * 401}, {"concurrency_key": ""},
-        {"concurrency_key": "x" * 201}, {"dedup_for": "1 hour"},
+        {"concurrency_key": "x" * 201}, {"dedup_for": "1 hour"}, {"idempotency_key": ""},
+        {"idempotency_key": "x" * 129}, {"idempotency_key": " x"}, {"idempotency_key": "x\n"},
+        {"idempotency_key": "n° 7"},
     ],
     ids=lambda arguments: str(arguments)[:40],
 )  # fmt: skip
@@ -122,9 +139,7 @@ def test_an_argument_that_makes_no_sense_is_refused(jobs, arguments):
     with refused("22023"):
         jobs.enqueue(queue="q", job_type="t", **arguments)
     many = {
-        {"dedup_key": "dedup_keys", "concurrency_key": "concurrency_keys"}.get(name, name): [value]
-        if name in ("dedup_key", "concurrency_key")
-        else value
+        name + "s" if name.endswith("_key") else name: [value] if name.endswith("_key") else value
         for name, value in arguments.items()
     }
     with refused("22023"):

@@ -235,6 +235,20 @@ def test_a_schedule_that_runs_once_runs_once_also_if_it_is_moved(jobs, now, move
     assert overview(jobs).next_due_at is None
 
 
+def test_a_tick_that_was_moved_is_of_a_whole_second_and_shares_its_key_with_no_other(jobs, now):
+    put(jobs, cron=MINUTELY)
+    now.freeze("2026-03-10 12:01:00.4+00")
+    drain(jobs)
+    with refused("PA009"):
+        jobs.reschedule(name="daily", at=now.now())
+    jobs.reschedule(name="daily", at=now.now() + timedelta(seconds=5.3))
+    now.advance(seconds=6)
+    drain(jobs)
+    ticks = jobs.sql("select tick_at, idempotency_key from almanac.job order by tick_at")
+    assert [tick.tick_at.isoformat() for tick in ticks] == ["2026-03-10T12:01:00+00:00", "2026-03-10T12:01:05+00:00"]
+    assert len({tick.idempotency_key for tick in ticks}) == 2
+
+
 def test_backfill_makes_up_what_has_not_fired_and_nothing_twice(jobs, now):
     put(jobs, cron=MINUTELY)
     now.advance(minutes=1)
@@ -487,3 +501,17 @@ def test_a_schedule_that_cannot_be_evaluated_can_be_explained(jobs, now, damage)
         row = explain(jobs, moment)
         assert (row.is_tick, error in row.explanation) == (None, True), row.explanation
     assert "It fired as job" in explain(jobs, fired).explanation
+
+
+@pytest.mark.parametrize("moment", [None, "infinity", "-infinity", "4714-11-24 00:00+00 BC", "294276-12-31 23:59+00"])
+def test_a_moment_that_no_calendar_holds_is_refused(jobs, now, moment):
+    put(jobs, cron=MINUTELY)
+    with refused("22023" if moment else "22004") as caught:
+        explain(jobs, moment)
+    assert caught.value.diag.message_hint
+    with refused("22023"):
+        jobs.reschedule(name="daily", at=moment)
+    if moment and moment.endswith("BC"):
+        for bound in ("at", "starts_at", "ends_at"):
+            with refused("22023"):
+                put(jobs, "other", **{"cron": None if bound == "at" else MINUTELY, bound: moment})

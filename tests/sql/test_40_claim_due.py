@@ -674,3 +674,43 @@ def test_limits_are_refused_where_they_cannot_be_kept(jobs, level):
         jobs.claim()
     jobs.sql("rollback")
     assert len(jobs.claim()) == 1
+
+
+# ── what a session may write into its own settings ──────────────────────────────────────────────────────────────────
+
+RUBBISH = [
+    "garbage",
+    "(,,,,,,,)",
+    "(q,,,,,,,)",
+    "(q,{0},,,1,2026-01-01,00:00:00,f)",
+    "(q,{0},{},{},1,2026-01-01,00:00:00,f)",
+    '(q,{0},{NULL},{NULL},1,"2026-01-01 00:00:00+00",00:00:00,f)',
+    '(q,{0},{infinity},{0},1,"2026-01-01 00:00:00+00","10 years",f)',
+    '(q,{0},{-infinity},{0},0,infinity,"-1 days",f)',
+]
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH)
+def test_a_memory_that_is_none_does_not_keep_a_job_from_a_claim(jobs, clock, rubbish):
+    jobs.put()
+    with littered(jobs):
+        (name,) = jobs.sql("select name from pg_settings where name like 'almanac.claimed_%%'") or [None]
+        name = name or jobs.sql("select 'almanac.claimed_' || to_hex(hashtextextended('q', 0)) as name")[0]
+        assert jobs.one("select current_setting(%s)", name.name), "the session remembers"
+        job_id = jobs.add()
+        jobs.sql("select set_config(%s, %s, false)", name.name, rubbish)
+        clock.advance(seconds=61)  # as long as a look back may be put off
+        assert jobs.claim_ids() == [job_id]
+
+
+def test_a_claim_in_a_queue_with_limits_that_finds_nothing_takes_no_turn(jobs, session, clock):
+    jobs.put(max_running=5)
+    other = session()
+    other.sql("begin")
+    other.sql("select from almanac.queue_turn where queue = 'q' for update")
+    jobs.sql("begin")
+    jobs.sql("set local lock_timeout = '2s'")
+    assert jobs.claim() == []
+    assert jobs.one("select pg_current_xact_id_if_assigned()") is None, "and writes nothing"
+    jobs.sql("commit")
+    other.sql("rollback")

@@ -3,9 +3,10 @@ waits although it is due."""
 
 from datetime import timedelta
 
+import psycopg
 import pytest
 
-from tests.jobs import entries_read, refused
+from tests.jobs import Jobs, entries_read, refused
 
 NAP = timedelta(seconds=5)
 
@@ -148,3 +149,36 @@ def test_a_sleep_of_impossible_length_is_refused(jobs, at_most):
     with refused("22023") as error:
         jobs.doze(queue="q", worker="w", at_most=at_most)
     assert error.value.diag.message_hint
+
+
+# ── a worker's row is of the role that reports it ───────────────────────────────────────────────────────────────────
+
+
+def test_a_role_changes_neither_the_row_nor_the_bell_of_another(jobs, own_database, dsn, maintenance, worker_id):
+    roles = [f"test_{worker_id}_{name}" for name in ("first", "second")]
+    for role in roles:
+        maintenance.execute(f"drop role if exists {role}")
+        maintenance.execute(f"create role {role} login in role almanac_worker")
+    report = {"host": "h", "pid": 1, "version": "1", "queues": ["secret"], "concurrency": 1, "running": 0}
+    try:
+        jobs.put("secret")
+        jobs.grant_queue(queue="secret", role=roles[0], may="work")
+        jobs.put("open")
+        with psycopg.connect(dsn, user=roles[0], autocommit=True) as a, psycopg.connect(dsn, user=roles[1]) as b:
+            b.autocommit = True
+            first, second = Jobs(a), Jobs(b)
+            first.report_worker(worker="w", **report)
+            for queue in ("secret", "open"):
+                first.doze(queue=queue, worker="w")
+            with refused("PA004"):
+                second.report_worker(worker="w", **report | {"host": "mine"})
+            second.retire_worker(worker="w")
+            assert [row.host for row in jobs.sql("select host from almanac.worker")] == ["h"]
+            asleep = "select queue from almanac.sleeper order by queue"
+            assert [row.queue for row in jobs.sql(asleep)] == ["secret"], "where every role may, it may"
+            first.report_worker(worker="w", **report | {"running": 1})
+            first.retire_worker(worker="w")
+        assert jobs.sql("select from almanac.worker") == jobs.sql(asleep) == []
+    finally:
+        for role in roles:
+            maintenance.execute(f"drop role {role}")

@@ -662,3 +662,77 @@ def test_a_bad_schedule_advanced_alone_is_set_aside(jobs, now):
     now.advance(minutes=1)
     drain(jobs)
     assert decisions(jobs) == {"fired": 1, "skipped_paused": 1}
+
+
+# ── keys ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_name_in_two_queues_sends_two_keys(jobs, now):
+    for queue in ("tenant a", "tenant b", "täglich " * 20):
+        jobs.put(queue)
+        put(jobs, "bill", cron=MINUTELY, queue=queue)
+    now.advance(minutes=1)
+    drain(jobs)
+    keys = [row.idempotency_key for row in jobs.sql("select idempotency_key from almanac.job")]
+    assert len(set(keys)) == 3
+    assert all(len(key) <= 128 and key.isascii() and key.isprintable() for key in keys), keys
+
+
+def test_names_that_cannot_be_read_in_a_key_share_none(jobs, now):
+    names = ["é" * 60, "è" * 60, "x" * 60 + "1", "x" * 60 + "2"]
+    hashed = jobs.one("select '_______________~' || md5(%s)", names[0])
+    for name in [*names, hashed]:
+        put(jobs, name, cron=MINUTELY)
+    now.advance(minutes=1)
+    drain(jobs)
+    assert jobs.one("select count(distinct idempotency_key) from almanac.job") == 5
+
+
+@pytest.mark.parametrize("overlap", ["queue_one", "cancel_running"])
+def test_one_at_a_time_is_one_whatever_the_queue_allows_for_keys(jobs, now, overlap):
+    jobs.put_queue(queue="default", max_running_per_key=3)
+    put(jobs, cron="*/20 * * * * *", overlap=overlap)
+    running = []
+    for _ in range(4):
+        now.advance(seconds=20)
+        drain(jobs)
+        running += jobs.claim("default", 10)
+        assert jobs.one("select count(*) from almanac.job where state = 'running'") == 1
+    for claimed in running:
+        jobs.release(**held(claimed))
+    jobs.tick()
+    for key, most in (("schedule:daily", 1), ("customer 7", 3)):
+        for _ in range(5):
+            jobs.add("default", concurrency_key=key)
+        jobs.claim("default", 100)
+        jobs.tick()
+        jobs.claim("default", 100)
+        count = "select count(*) from almanac.job where state = 'running' and concurrency_key = %s"
+        assert jobs.one(count, key) == most
+    waiting = jobs.one(
+        "select min(id) from almanac.job where state <> 'running' and concurrency_key = 'schedule:daily'"
+    )
+    with refused("PA003"):
+        jobs.claim_job(queue="default", job_id=waiting, worker="w")
+
+
+def test_jobs_of_before_count_when_a_schedule_becomes_one_at_a_time(jobs, now):
+    put(jobs, cron=MINUTELY, catch_up="all")
+    now.advance(minutes=3)
+    drain(jobs)
+    (first,) = jobs.claim("default")
+    put(jobs, cron=MINUTELY, catch_up="all", overlap="queue_one")
+    assert jobs.claim("default", 10) == [], "one of before still runs"
+    assert jobs.unwatched() == []
+    jobs.complete(**held(first))
+    (second,) = jobs.claim("default", 10)
+    assert jobs.claim("default", 10) == []
+    jobs.complete(**held(second))
+    assert len(jobs.claim("default", 10)) == 1
+
+
+def test_a_key_of_ones_own_goes_with_one_at_a_time_only_if_it_means_one(jobs, now):
+    with refused("PA009") as caught:
+        put(jobs, cron=MINUTELY, overlap="queue_one", concurrency_key="account 7")
+    assert "schedule:" in caught.value.diag.message_hint
+    put(jobs, cron=MINUTELY, overlap="queue_one", concurrency_key="schedule:account 7")

@@ -310,3 +310,121 @@ def test_birthdays_on_the_last_of_february(jobs, now):
         now.freeze(due)
         drain(jobs)
     assert seen == ["2026-02-28T00:00:00+00:00", "2027-02-28T00:00:00+00:00", "2028-02-29T00:00:00+00:00"]
+
+
+# ── what cannot be done stops nothing else ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_view_on_one_day_keeps_that_day_and_stops_nothing(jobs, now, own_database):
+    put(jobs, cron=MINUTELY)
+    jobs.running("default", lease=timedelta(seconds=10))
+    now.advance(minutes=1)
+    jobs.tick()
+    day = jobs.one("select min(relname) from pg_class where relname ~ '^attempt_[0-9]{8}$'")
+    jobs.sql(f"create view public.report as select 1 from almanac_days.{day}")
+    before = jobs.one("select count(*) from pg_class where relnamespace = 'almanac_days'::regnamespace")
+    now.advance(days=40)
+    (report,) = jobs.tick()
+    assert report.fired + report.skipped > 0
+    assert jobs.one("select count(*) from pg_class where relname = %s", day) == 1
+    assert jobs.one("select count(*) from pg_class where relnamespace = 'almanac_days'::regnamespace") != before
+    (alert,) = [alert for alert in jobs.alerts() if alert.alert == "housekeeping"]
+    assert alert.subject == f"attempt of {day[8:12]}-{day[12:14]}-{day[14:]}"
+    assert "view report depends on" in alert.message.replace("public.", "")
+    jobs.sql("drop view public.report")
+    now.advance(minutes=2)
+    jobs.tick()
+    assert not [alert for alert in jobs.alerts() if alert.alert == "housekeeping"]
+    assert jobs.one("select count(*) from pg_class where relname = %s", day) == 0
+
+
+def test_no_role_can_name_a_day(jobs, own_database):
+    for role in ("producer", "worker", "operator", "observer", "admin"):
+        jobs.sql(f"set role almanac_{role}")
+        with refused("42501"):
+            jobs.sql("select 1 from almanac_days.job_history_default")
+        jobs.sql("reset role")
+
+
+EVENT_TRIGGER = """
+create function public.no_tables() returns event_trigger language plpgsql as
+$$ begin raise exception 'tables are made by the release only'; end $$;
+create event trigger no_tables on ddl_command_start execute function public.no_tables();
+"""
+
+
+def test_a_rule_against_new_tables_stops_housekeeping_only(jobs, now, own_database):
+    put(jobs, cron=MINUTELY, catch_up="all")
+    jobs.running("default", lease=timedelta(seconds=10))
+    jobs.conn.execute(EVENT_TRIGGER)
+    try:
+        now.advance(days=2)
+        (report,) = jobs.tick()
+        assert (report.fired, report.reclaimed) == (2000, 1)
+        said = {alert.subject: alert.message for alert in jobs.alerts() if alert.alert == "housekeeping"}
+        assert len(said) >= 3
+        assert all("made by the release only" in message for message in said.values())
+    finally:
+        jobs.sql("drop event trigger no_tables")
+
+
+def test_a_task_of_the_housekeeper_that_fails_is_set_aside_by_name(jobs, now, own_database):
+    put(jobs, cron=MINUTELY)
+    jobs.sql("create or replace function almanac._prune(batch_size integer default 1000) returns jsonb "
+             "language sql as 'select to_jsonb(1 / 0)'")  # fmt: skip
+    now.advance(minutes=2)
+    assert jobs.tick()[0].fired == 2
+    (alert,) = [alert for alert in jobs.alerts() if alert.alert == "housekeeping"]
+    assert (alert.subject, "division by zero" in alert.message) == ("retention", True)
+    assert jobs.one("select count(*) from almanac.zone_watch") == 0
+
+
+BROKEN_ADVANCE = """
+create or replace function almanac._advance_due(batch_size integer, ticked_by text) returns almanac.tick_report
+language plpgsql as $$ begin raise exception 'the disk is gone'; end $$
+"""
+
+
+def test_the_reason_of_a_tick_that_fails_is_in_health_until_one_succeeds(jobs, now, own_database):
+    jobs.tick()
+    put(jobs, cron=MINUTELY)
+    works = jobs.one("select pg_get_functiondef('almanac._advance_due(integer,text)'::regprocedure)")
+    jobs.sql(BROKEN_ADVANCE)
+    now.advance(minutes=1)
+    notices: list[str] = []
+    jobs.conn.add_notice_handler(lambda diag: notices.append(f"{diag.severity_nonlocalized} {diag.message_primary}"))
+    assert jobs.tick_if_stale(worker="w1")[0].tick_if_stale is False
+    assert notices == ["WARNING tick failed: the disk is gone"]
+    found = check(jobs, "heartbeat")
+    assert (found.status, "a tick by w1 failed: the disk is gone" in found.message) == ("critical", True)
+    now.advance(seconds=1)
+    jobs.sql("call almanac._tick_loop(once => true)")
+    assert "a tick by pg_cron failed" in check(jobs, "heartbeat").message
+    with refused("P0001"):
+        jobs.tick()
+    jobs.conn.execute(works.encode())
+    now.advance(seconds=61)
+    assert jobs.tick_if_stale(worker="w1")[0].tick_if_stale is True
+    assert check(jobs, "heartbeat").status == "ok"
+    assert not [alert for alert in jobs.alerts() if alert.alert == "tick_failed"]
+
+
+def test_health_sees_that_the_house_is_not_kept(jobs, now):
+    jobs.tick()
+    assert check(jobs, "housekeeping").status == "ok"
+    now.advance(minutes=11)
+    jobs.sql("update almanac.heartbeat set ticked_at = almanac.clock() where source = 'manual'")
+    found = check(jobs, "housekeeping")
+    assert (found.status, bool(found.hint)) == ("warning", True)
+
+
+def test_one_tick_keeps_house_while_another_does(jobs, now, session):
+    jobs.tick()
+    now.advance(minutes=2)
+    other = session()
+    other.sql("begin")
+    other.tick()
+    jobs.sql("set lock_timeout = '2s'")
+    jobs.tick()
+    jobs.tick_if_stale(worker="w")
+    other.sql("commit")

@@ -264,6 +264,15 @@ def test_no_constant_depends_on_what_a_backslash_means_to_the_session():
     assert not found
 
 
+def test_nothing_waits_for_a_lock_that_any_login_could_hold(catalog):
+    """Advisory locks have public keys: whoever can connect can take them, and stop what waits for one."""
+    assert not names(
+        catalog,
+        "select oid::regprocedure from pg_proc where pronamespace = 'almanac'::regnamespace and prosrc ~ 'advisory'",
+    )
+    assert not [path for path in files.PACKAGE.rglob("*.py") if "pg_advisory" in path.read_text(encoding="utf-8")]
+
+
 def test_lines_fit():
     long = [
         f"{file.name}:{number}"
