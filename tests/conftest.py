@@ -21,7 +21,7 @@ from psycopg.rows import namedtuple_row
 
 from pyclient import database
 from pyclient.migrate import migrate
-from tests import pg_cron, servers
+from tests import breaches, pg_cron, servers
 from tests.jobs import Jobs
 
 TEMPLATE, LIVE_TEMPLATE, CRON_DATABASE = "almanac_template", "almanac_live_template", "almanac_cron"
@@ -56,12 +56,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=["auto", "dsn", "local", "docker", "embedded"],
         help="which PostgreSQL to use (default: the first that is there, in this order)",
     )
+    group.addoption(
+        "--breach",
+        choices=list(breaches.BREACHES),
+        help="a bug of tests/breaches.py to plant in the databases of the tests: those that guard its promise fail",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if breach := planted(config):
+        try:
+            breach.statement()
+        except breaches.DoesNotApplyError as error:
+            raise pytest.UsageError(str(error)) from None
     used: set[str] = set()
     config.stash[USED] = used
     config.stash[STACK] = contextlib.ExitStack()
+
+
+def planted(config: pytest.Config) -> breaches.Breach | None:
+    return breaches.BREACHES.get(config.getoption("--breach"))
+
+
+def template_name(template: str, breach: breaches.Breach | None) -> str:
+    """A run with a breach may share its server with others."""
+    return f"{template}_{breach.name}" if breach and template in (TEMPLATE, LIVE_TEMPLATE) else template
 
 
 def _server(config: pytest.Config) -> servers.Server:
@@ -70,19 +89,32 @@ def _server(config: pytest.Config) -> servers.Server:
         choice = config.stash[CHOICE] = servers.Choice(config.getoption("--pg"))
         server = config.stash[STACK].enter_context(choice.start())
         config.stash[SERVER] = server
-        make_templates(server)
+        breach = planted(config)
+        make_templates(server, breach)
+        if breach:
+            config.stash[STACK].callback(drop_templates, server, breach)
         config.stash[USED].add(server.describe())
     return config.stash[SERVER]
 
 
-def make_templates(server: servers.Server) -> None:
+def drop_templates(server: servers.Server, breach: breaches.Breach | None) -> None:
     with psycopg.connect(server.dsn, autocommit=True) as conn:
         for template in (TEMPLATE, LIVE_TEMPLATE):
-            conn.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(template)))
-        conn.execute(f"create database {LIVE_TEMPLATE}")
-        migrate(server.dsn_of(LIVE_TEMPLATE))
-        conn.execute(f"create database {TEMPLATE} template {LIVE_TEMPLATE}")
-        with psycopg.connect(server.dsn_of(TEMPLATE), autocommit=True) as inside:
+            name = sql.Identifier(template_name(template, breach))
+            conn.execute(sql.SQL("drop database if exists {} with (force)").format(name))
+
+
+def make_templates(server: servers.Server, breach: breaches.Breach | None) -> None:
+    template, live_template = template_name(TEMPLATE, breach), template_name(LIVE_TEMPLATE, breach)
+    drop_templates(server, breach)
+    with psycopg.connect(server.dsn, autocommit=True) as conn:
+        conn.execute(f"create database {live_template}")
+        migrate(server.dsn_of(live_template))
+        if breach:
+            with psycopg.connect(server.dsn_of(live_template), autocommit=True) as inside:
+                inside.execute(breach.statement())
+        conn.execute(f"create database {template} template {live_template}")
+        with psycopg.connect(server.dsn_of(template), autocommit=True) as inside:
             inside.execute(TEST_CLOCK)
 
 
@@ -166,18 +198,28 @@ def maintenance(server: servers.Server) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture(scope="session")
+def worker_id(worker_id: str, pytestconfig: pytest.Config) -> str:
+    """Part of the names of what the databases of a server share: unlike those of other runs on it."""
+    breach = planted(pytestconfig)
+    return f"{breach.name}_{worker_id}" if breach else worker_id
+
+
+@pytest.fixture(scope="session")
 def clone(
-    server: servers.Server, maintenance: psycopg.Connection[Any], worker_id: str
+    server: servers.Server, maintenance: psycopg.Connection[Any], worker_id: str, pytestconfig: pytest.Config
 ) -> Callable[[str], contextlib.AbstractContextManager[str]]:
     """`with clone(template) as dsn`: a database of one's own."""
     numbers = itertools.count()
+    breach = planted(pytestconfig)
 
     @contextlib.contextmanager
     def clone(template: str) -> Iterator[str]:
         name = sql.Identifier(f"almanac_{worker_id}_{next(numbers)}")
         maintenance.execute(sql.SQL("drop database if exists {} with (force)").format(name))
         maintenance.execute(
-            sql.SQL("create database {} template {} strategy file_copy").format(name, sql.Identifier(template))
+            sql.SQL("create database {} template {} strategy file_copy").format(
+                name, sql.Identifier(template_name(template, breach))
+            )
         )
         try:
             yield server.dsn_of(name.as_string(None).strip('"'))
