@@ -47,6 +47,7 @@ def acts(jobs: Jobs, caller: Jobs) -> dict[str, list[Any]]:
     other, third, fourth = jobs.running(), jobs.running(), jobs.running()
     fifth = jobs.running()
     waiting2, waiting3 = jobs.add(), jobs.add()
+    jobs.add(dedup_key="taken")
     later, later2 = (jobs.add(due_at=jobs.one("select almanac.clock() + interval '1 hour'")) for _ in range(2))
     return {
         "produce": [
@@ -56,6 +57,7 @@ def acts(jobs: Jobs, caller: Jobs) -> dict[str, list[Any]]:
             lambda: caller.redrive(queue="q", job_id=dead.job_id),
             lambda: caller.job(queue="q", job_id=running.job_id),
             lambda: caller.make_due(queue="q", job_id=later),
+            lambda: caller.add(dedup_key="taken"),
         ],
         "work": [
             lambda: caller.claim(),

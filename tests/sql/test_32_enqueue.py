@@ -287,9 +287,14 @@ def test_a_window_slides_over_midnight(jobs, clock):
 
 
 @pytest.mark.parametrize("end", ["completed", "dead", "live"])
-def test_a_window_is_held_whatever_became_of_the_job_and_then_free(jobs, clock, end):
+@pytest.mark.parametrize("by", ["enqueue", "enqueue_many"])
+def test_a_window_is_held_whatever_became_of_the_job_and_then_free(jobs, clock, end, by):
     jobs.put(lease="2 hours")
-    first, _ = enqueue(jobs, dedup_for=timedelta(minutes=10))
+    if by == "enqueue":
+        first, _ = enqueue(jobs, dedup_for=timedelta(minutes=10))
+    else:
+        (made,) = jobs.enqueue_many(queue="q", job_type="t", payloads=[{}], dedup_keys=["k"], dedup_for="10 minutes")
+        first = made.job_id
     if end != "live":
         claimed = jobs.claim_one()
         if end == "completed":

@@ -353,18 +353,19 @@ def test_a_name_that_is_dropped_and_made_again_repeats_nothing(jobs, noon):
     assert jobs.one("select count(*) filter (where decision = 'fired') from almanac.tick") == 2
 
 
-def test_the_right_to_produce_is_needed_on_a_restricted_queue(jobs, noon, conn):
-    jobs.sql("drop role if exists schedule_stranger")
-    jobs.sql("create role schedule_stranger; grant almanac_producer to schedule_stranger")
+def test_the_right_to_produce_is_needed_on_a_restricted_queue(jobs, noon, worker_id):
+    role = f"test_{worker_id}_schedule_stranger"
+    jobs.sql(f"drop role if exists {role}")
+    jobs.sql(f"create role {role}; grant almanac_producer to {role}")
     try:
         jobs.sql("select almanac.put_queue('closed')")
         jobs.sql("select almanac.grant_queue('closed', 'postgres', 'produce')")
-        jobs.sql("set role schedule_stranger")
+        jobs.sql(f"set role {role}")
         with refused("PA004"):
             put(jobs, queue="closed")
         assert put(jobs).created
         jobs.sql("reset role")
-        assert jobs.one("select created_by from almanac.schedule") == "schedule_stranger"
+        assert jobs.one("select created_by from almanac.schedule") == role
     finally:
         jobs.sql("reset role")
-        jobs.sql("drop role schedule_stranger")
+        jobs.sql(f"drop role {role}")

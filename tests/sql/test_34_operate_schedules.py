@@ -1,5 +1,6 @@
 """34 operate on schedules: each act has one documented outcome, is written down, and can be tried without doing it."""
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -406,25 +407,27 @@ def test_the_queue_is_needed_only_where_the_name_is_not_enough(jobs, now, act, a
         getattr(jobs, act)(name="nonesuch", **arguments, queue="other")
 
 
-def test_operating_needs_the_right_to_operate(jobs, now):
+def test_operating_needs_the_right_to_operate(jobs, now, worker_id):
+    role = f"test_{worker_id}_schedule_operator"
     put(jobs, cron=MINUTELY)
     jobs.grant_queue(queue="default", role="postgres", may="operate")
-    jobs.sql("drop role if exists schedule_operator")
-    jobs.sql("create role schedule_operator; grant almanac_operator to schedule_operator")
+    jobs.sql(f"drop role if exists {role}")
+    jobs.sql(f"create role {role}; grant almanac_operator to {role}")
     try:
-        jobs.sql("set role schedule_operator")
-        for act, arguments in ACTS:
+        jobs.grant_queue(queue="default", role=role, may="produce")
+        jobs.sql(f"set role {role}")
+        for (act, arguments), queue, dry_run in itertools.product(ACTS, ({}, {"queue": "default"}), (True, False)):
             with refused("PA004"):
-                getattr(jobs, act)(name="daily", **arguments)
+                getattr(jobs, act)(name="daily", **arguments, **queue, dry_run=dry_run)
         jobs.sql("reset role")
-        jobs.grant_queue(queue="default", role="schedule_operator", may="operate")
-        jobs.sql("set role schedule_operator")
+        jobs.grant_queue(queue="default", role=role, may="operate")
+        jobs.sql(f"set role {role}")
         jobs.pause_schedule(name="daily")
         jobs.sql("reset role")
-        assert overview(jobs).paused_by == "schedule_operator"
+        assert overview(jobs).paused_by == role
     finally:
         jobs.sql("reset role")
-        jobs.sql("drop role schedule_operator")
+        jobs.sql(f"drop role {role}")
 
 
 # ── why ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -48,8 +48,10 @@ def test_highest_priority_first_then_oldest_due_then_oldest(jobs, clock, limits,
     assert order == [job_id for *_, job_id in sorted(made)]
 
 
-def test_a_job_is_never_claimed_early(jobs, clock):
-    jobs.put()
+@pytest.mark.parametrize("limits", [{}, {"max_running": 5}], ids=["no limits", "with limits"])
+def test_a_job_is_never_claimed_early(jobs, clock, limits, worked):
+    jobs.put(**limits)
+    worked(jobs)
     jobs.add(due_at=clock.now() + timedelta(microseconds=1))
     assert jobs.claim() == []
     clock.advance(microseconds=1)
@@ -357,18 +359,25 @@ def test_the_low_bits_of_tokens_are_random(jobs):
     assert min(low) < 100_000
 
 
-def test_idempotency_key_stays_and_attempt_key_changes(jobs, clock):
-    jobs.put()
-    first = jobs.running()
-    jobs.fail_with_backoff(**held(first), error="x")
-    clock.advance(hours=1)
-    second = jobs.claim_one()
-    made = int(first.created_at.timestamp()) * 1_000_000 + first.created_at.microsecond
+@pytest.mark.parametrize("by", ["claim_due", "claim_job"])
+def test_idempotency_key_stays_and_attempt_key_changes(jobs, clock, by):
+    jobs.put(max_attempts=2)
+    job_id = jobs.add()
+    claims = []
+    for attempt in (1, 2, 1):
+        claims += jobs.claim() if by == "claim_due" else jobs.claim_job(queue="q", job_id=job_id, worker="w")
+        assert claims[-1].attempt == attempt
+        if len(claims) < 3:
+            jobs.fail_with_backoff(**held(claims[-1]), error="x")
+            clock.advance(hours=1)
+        if len(claims) == 2:
+            jobs.redrive(queue="q", job_id=job_id)
+    made = int(claims[0].created_at.timestamp()) * 1_000_000 + claims[0].created_at.microsecond
     prefix = jobs.one("select key_prefix from almanac.queue where queue = 'q'")
     assert re.fullmatch("q-[0-9a-f]{12}", prefix)
-    assert first.idempotency_key == second.idempotency_key == f"{prefix}:{first.job_id}:{made:x}"
-    assert first.attempt_key != second.attempt_key
-    assert jobs.find(first.job_id).idempotency_key == first.idempotency_key
+    assert {claimed.idempotency_key for claimed in claims} == {f"{prefix}:{job_id}:{made:x}"}
+    assert len({claimed.attempt_key for claimed in claims}) == 3
+    assert jobs.find(job_id).idempotency_key == claims[0].idempotency_key
 
 
 # ── max_running ─────────────────────────────────────────────────────────────────────────────────────────────────────
