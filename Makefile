@@ -1,6 +1,7 @@
 # make demo   see it work, on a PostgreSQL from a PyPI wheel: nothing to set up
 # make test   everything that guards the project (PG=embedded: on the wheel's PostgreSQL only)
 # make lint   the checks without the tests
+# make breaches  plant bugs, one for each of fifteen promises: the tests that guard it have to fail (ONLY=name,name)
 # make bench  how fast it is here; make bench-peers: beside other job queues
 PYTHON ?= python3
 VENV   ?= .venv
@@ -8,7 +9,7 @@ BIN    := $(VENV)/bin
 PG     ?= auto
 PYTEST_ARGS ?=
 
-.PHONY: help venv demo test lint bench bench-peers freeze-baseline
+.PHONY: help venv demo test lint breaches bench bench-peers freeze-baseline
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -44,6 +45,10 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python migrations/check.py
+
+breaches: venv
+	@tests/prepare $(PG)
+	@$(BIN)/python -m tests.plant --pg=$(PG) $(if $(ONLY),--only $(ONLY))
 
 bench: venv
 	$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) $(if $(SOAK),--soak)

@@ -99,8 +99,7 @@ BREACHES = {
         Breach(
             "one_more_per_key",
             "one more than max_running_per_key jobs of a key run at once",
-            "_pick_within_limits", "filter (where placed.place <= v_queue.max_running_per_key)",
-            "filter (where placed.place <= v_queue.max_running_per_key + 1)",
+            "_pick_within_limits", "<= almanac._places(", "<= 1 + almanac._places(",
         ),
         Breach(
             "one_more_running",

@@ -34,12 +34,16 @@ def test_a_lost_attempt_is_retried_after_the_backoff(jobs, clock):
             call(**held(job))
 
 
-def test_a_job_that_kills_its_workers_ends_dead(jobs, clock):
+@pytest.mark.parametrize("by", ["claim_due", "claim_job"])
+def test_a_job_that_kills_its_workers_ends_dead(jobs, clock, by):
     jobs.put(max_attempts=3)
     job_id = jobs.add()
     for _ in range(3):
         clock.advance(days=1)
-        jobs.claim_one()
+        if by == "claim_due":
+            jobs.claim_one()
+        else:
+            jobs.claim_job(queue="q", job_id=job_id, worker="w")
         clock.advance(days=1)
         reclaim(jobs)
     assert jobs.state(job_id) == "dead"
