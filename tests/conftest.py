@@ -64,14 +64,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    used: set[str] = set()
+    config.stash[USED] = used
+    config.stash[STACK] = contextlib.ExitStack()
     if breach := planted(config):
         try:
             breach.statement()
         except breaches.DoesNotApplyError as error:
             raise pytest.UsageError(str(error)) from None
-    used: set[str] = set()
-    config.stash[USED] = used
-    config.stash[STACK] = contextlib.ExitStack()
 
 
 def planted(config: pytest.Config) -> breaches.Breach | None:

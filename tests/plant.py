@@ -60,6 +60,13 @@ def run(tests: Iterable[str], dsn: str, breach: Breach | None = None) -> Outcome
     return outcome
 
 
+def sqlstate(message: str) -> str:
+    """Of the error that a test met, by itself or where it expected another one (tests.jobs.refused). Class 42, except
+    for 42501, a right that is denied, means that the planted function is no function at all."""
+    met = re.match(r"psycopg\.errors\.(\w+)|AssertionError: (\w{5}):", message)
+    return "" if met is None else met[2] or getattr(psycopg.errors, met[1]).sqlstate
+
+
 def judge(wanted: Iterable[str], cases: Iterable[ET.Element]) -> Outcome:
     """Only a test that ran, and failed by what it found, shows something."""
     outcome = Outcome()
@@ -74,9 +81,7 @@ def judge(wanted: Iterable[str], cases: Iterable[ET.Element]) -> Outcome:
         elif failure is not None:
             outcome.failed.append(name)
             message = failure.get("message", "")
-            raised = re.match(r"psycopg\.errors\.(\w+)", message)
-            # Class 42, but for a right denied: the function as it was planted cannot run at all.
-            if raised and re.match("42(?!501)", getattr(psycopg.errors, raised[1]).sqlstate):
+            if re.match("42(?!501)", sqlstate(message)):
                 outcome.unfit.append(f"{name} met a function that cannot run: {message.splitlines()[0]}")
     if missing := set(wanted) - {name.split("[")[0] for name in outcome.ran}:
         outcome.unfit.append(f"not run: {', '.join(sorted(missing))}")
@@ -124,7 +129,7 @@ def main() -> None:
     if stale:
         sys.exit("\n".join(stale))
     with servers.Choice(arguments.pg).start() as server, ThreadPoolExecutor(os.cpu_count()) as pool:
-        print(f"{server.describe()}: {len(chosen)} breaches; first their tests as things are ...", flush=True)
+        print(f"{server.describe()}: first the tests as things are ...", flush=True)
         untouched = run((test for breach in chosen for test in promise_of(breach).tests), server.dsn)
         if untouched.failed or untouched.unfit:
             sys.exit("\n".join(["without any breach:", *untouched.failed, *untouched.unfit]))

@@ -55,6 +55,8 @@ def test_tests_that_do_not_fail_catch_nothing(server: servers.Server, name, othe
         ('<failure message="psycopg.errors.UniqueViolation: duplicate key"/>', True),
         ('<failure message="psycopg.errors.InsufficientPrivilege: permission denied"/>', True),
         ('<failure message="psycopg.errors.UndefinedColumn: column does not exist"/>', False),
+        ('<failure message="AssertionError: 42883: function does not exist"/>', False),
+        ('<failure message="AssertionError: 42501: permission denied"/>', True),
         ('<error message="failed on setup"/>', False),
         ('<skipped message="no pg_cron"/>', False),
         ("", False),
