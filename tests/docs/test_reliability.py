@@ -45,7 +45,7 @@ def test_a_promise_is_guarded_by_tests_that_are_there(promise: Promise):
 
 def test_each_breach_breaks_one_promise_and_applies():
     planted = [promise.breach for promise in promises() if promise.breach]
-    assert len(planted) == 15
+    assert len(planted) >= 15
     assert sorted(planted) == sorted(BREACHES)
     for breach in BREACHES.values():
         assert breach.statement()
