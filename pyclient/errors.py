@@ -82,6 +82,12 @@ class QueueInUse(AlmanacError):
     sqlstate = "PA013"
 
 
+class CopyNotAdopted(AlmanacError):
+    """The database is a copy, which has to be adopted; or is none, and cannot be."""
+
+    sqlstate = "PA014"
+
+
 class CannotConnect(AlmanacError):
     """The database cannot be reached, or the DSN does not name one."""
 

@@ -20,6 +20,7 @@ create table almanac.queue (
     priorities          smallint[] not null default '{0}',
     keyed_at            timestamptz,
     restricted_at       timestamptz,
+    held_at             timestamptz,
     paused_at           timestamptz,
     paused_by           text,
     pause_reason        text,
@@ -63,6 +64,7 @@ comment on column almanac.queue.key_prefix is
 comment on column almanac.queue.priorities is 'Priorities ever used here, highest first: the levels a claim looks at.';
 comment on column almanac.queue.keyed_at is 'When a concurrency_key was first used here; claims then check keys.';
 comment on column almanac.queue.restricted_at is 'When the first grant was made; since then only grantees may act.';
+comment on column almanac.queue.held_at is 'As in installation; here too, because a claim reads its queue anyway.';
 comment on column almanac.queue.paused_at is 'Since when nothing is claimed.';
 comment on column almanac.queue.paused_by is 'Who paused it.';
 comment on column almanac.queue.pause_reason is 'Why, in the words of whoever paused it.';

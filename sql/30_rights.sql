@@ -127,12 +127,13 @@ comment on function almanac._enter_queue(text, text[]) is
 -- 30 _bind_grants: where no grant finds its role, this is a restore on another server, and the roles of these names are
 -- meant. Otherwise a name that means another role now gets nothing. Returns the names that mean no role.
 -- Reads: queue_grant. Writes: queue_grant.
-create or replace function almanac._bind_grants()
+create or replace function almanac._bind_grants(anyway boolean default false)
     returns text[]
     language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if not exists (select from almanac.queue_grant g join pg_roles r on r.oid = g.role_oid and r.rolname = g.role) then
+    if anyway or not exists (
+        select from almanac.queue_grant g join pg_roles r on r.oid = g.role_oid and r.rolname = g.role) then
         update almanac.queue_grant g set role_oid = r.oid from pg_roles r where r.rolname = g.role;
     end if;
     return array(select distinct g.role from almanac.queue_grant g
@@ -140,7 +141,8 @@ begin
                   order by g.role);
 end;
 $$;
-comment on function almanac._bind_grants() is 'After a restore elsewhere, let grants mean the roles of this server.';
+comment on function almanac._bind_grants(boolean) is
+    'After a restore elsewhere, let grants mean the roles of this server.';
 
 -- 30 grant_queue: from the first grant on, a queue is closed to every role that was not granted a right.
 -- Reads: queue, queue_grant. Writes: queue, queue_grant. Calls: clock, _caller, _audit, _raise_no_queue.

@@ -1,7 +1,7 @@
 -- 31 put_queue: make a queue, or change what is given and leave the rest. Null means "as it is"; a limit is lifted
 -- by naming it in unset, because null cannot say both.
--- Reads: queue, schedule. Writes: queue, queue_turn, job. Calls: clock, _caller, _check_name, _authorize, _audit,
--- _new_key_prefix.
+-- Reads: installation, queue, schedule. Writes: queue, queue_turn, job. Calls: clock, _caller, _check_name, _authorize,
+-- _audit, _new_key_prefix.
 create or replace function almanac.put_queue(
     queue text,
     lease interval default null,
@@ -33,8 +33,10 @@ begin
             hint    = 'Only max_running and rate_limit can be lifted; everything else has a value.';
     end if;
     loop
-        insert into almanac.queue (queue, key_prefix, created_at, created_by)
-        values (put_queue.queue, almanac._new_key_prefix(put_queue.queue), v_now, almanac._caller())
+        -- Locked, because hold would not see a queue that is not committed yet.
+        insert into almanac.queue (queue, key_prefix, held_at, created_at, created_by)
+        values (put_queue.queue, almanac._new_key_prefix(put_queue.queue),
+                (select i.held_at from almanac.installation i for share), v_now, almanac._caller())
         on conflict on constraint queue_pkey do nothing;
         exit when found;
         select * into v_before from almanac.queue where queue.queue = put_queue.queue for update;

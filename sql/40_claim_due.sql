@@ -251,7 +251,8 @@ begin
     end if;
     v_queue := almanac._take_turn(v_queue.queue);
     v_now := almanac.clock();
-    if v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now then
+    if v_queue.held_at is not null
+       or v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now then
         return v_jobs;
     end if;
     if v_queue.max_running is not null then
@@ -330,12 +331,15 @@ comment on function almanac._pick_within_limits(almanac.queue, integer, text[]) 
 
 -- 40 _check_claim: what must hold for a claim and its arguments, said in words. An older snapshot would show a queue
 -- that has been paused, limited or restricted since.
--- Calls: _check_name.
+-- Calls: _check_name, _know_home.
 create or replace function almanac._check_claim(worker text, batch_size integer, lease interval)
     returns void
-    language plpgsql stable set search_path = pg_catalog, pg_temp
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
+    if current_setting('almanac.at_home', true) is distinct from 'yes' then
+        perform almanac._know_home();
+    end if;
     if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
         raise exception using errcode = '25000',
             message = 'jobs can only be claimed at isolation level read committed',
@@ -372,7 +376,7 @@ comment on function almanac._look_after() is 'How soon after a claim it is asked
 -- Every statement and expression here is set up anew in each call, which is most of what a small claim costs: so they
 -- are few, and what is seldom needed is done elsewhere.
 -- Reads: queue, job. Writes: job, claim. Calls: clock, _open_queue, _check_claim, _claim_effort, _is_littered,
--- _is_plain, _pick_due, _pick_within_limits, _next_token, _look_after, attempt_key, _idempotency_key.
+-- _is_plain, _pick_due, _pick_within_limits, _say_hold, _next_token, _look_after, attempt_key, _idempotency_key.
 create or replace function almanac.claim_due(
     queue text,
     worker text,
@@ -403,6 +407,7 @@ begin
     if almanac._is_plain(claim_due.worker, 200) is not true
        or claim_due.batch_size is null or claim_due.batch_size not between 1 and 10000
        or current_setting('transaction_isolation') <> 'read committed'
+       or current_setting('almanac.at_home', true) is distinct from 'yes'
        or claim_due.lease not between interval '1 second' and interval '30 days' then
         perform almanac._check_claim(claim_due.worker, claim_due.batch_size, claim_due.lease);
     end if;
@@ -411,9 +416,12 @@ begin
     if not found then
         v_queue := almanac._open_queue(claim_due.queue, 'work');
     end if;
-    if num_nonnulls(v_queue.max_running, v_queue.rate_limit, v_queue.keyed_at, v_queue.paused_at) > 0
+    if num_nonnulls(v_queue.max_running, v_queue.rate_limit, v_queue.keyed_at, v_queue.paused_at, v_queue.held_at) > 0
        or current_setting(v_setting, true) <> '' then
-        if num_nonnulls(v_queue.max_running, v_queue.rate_limit, v_queue.keyed_at) > 0 then
+        if v_queue.held_at is not null then
+            perform almanac._say_hold();
+            return;
+        elsif num_nonnulls(v_queue.max_running, v_queue.rate_limit, v_queue.keyed_at) > 0 then
             v_jobs := almanac._pick_within_limits(v_queue, claim_due.batch_size, claim_due.job_types);
             v_counted := v_now;
         elsif v_queue.paused_at is not null and coalesce(v_queue.paused_until > v_now, true) then

@@ -25,7 +25,7 @@ comment on function almanac._lock_jobs(text, bigint[], bigint[], timestamptz) is
 -- answer. A lease never gets shorter by it, also when the clock was set back. Waits for nobody: a transaction that
 -- holds one of the jobs, for as long as it likes, would cost the worker the leases of all. That one is in the answer as
 -- it stands.
--- Reads: job. Writes: job. Calls: clock, _open_queue, _lock_jobs.
+-- Reads: job. Writes: job. Calls: clock, _limit_idle, _open_queue, _lock_jobs.
 create or replace function almanac.extend_leases(
     queue text, job_ids bigint[], lease_tokens bigint[], lease interval default null)
     returns setof almanac.extended_lease
@@ -43,6 +43,7 @@ begin
             detail  = format('It is %s.', extend_leases.lease),
             hint    = 'Leave it out to use the lease of the job type or the queue.';
     end if;
+    perform almanac._limit_idle();
     v_jobs := almanac._lock_jobs(extend_leases.queue, extend_leases.job_ids, extend_leases.lease_tokens, v_now);
     if cardinality(v_jobs) < cardinality(extend_leases.job_ids) then
         return query

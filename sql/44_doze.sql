@@ -33,7 +33,9 @@ begin
         values (doze.queue, doze.worker, v_now + 2 * doze.at_most)
         on conflict on constraint sleeper_pkey do update set sleeps_until = excluded.sleeps_until;
     end if;
-    if v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now then
+    if v_queue.held_at is not null then
+        return null;
+    elsif v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now then
         return v_queue.paused_until;
     end if;
     select min(coalesce(
@@ -101,7 +103,7 @@ comment on function almanac.count_due(text) is 'How many jobs of a queue are due
 
 -- 44 report_worker: a worker shows itself to operators. Nothing depends on it: recovery reads leases. A role cannot
 -- change what another role reports.
--- Writes: worker. Calls: clock, _caller, _check_name.
+-- Writes: worker. Calls: clock, _caller, _check_name, _say_hold.
 create or replace function almanac.report_worker(
     worker text, host text, pid integer, version text, queues text[], concurrency integer, running integer)
     returns void
@@ -129,6 +131,7 @@ begin
             detail  = format('Role %s may not change it.', almanac._caller()),
             hint    = 'Give each process a name of its own, with its pid and a random part.';
     end if;
+    perform almanac._say_hold();
 end;
 $$;
 comment on function almanac.report_worker(text, text, integer, text, text[], integer, integer) is

@@ -9,12 +9,13 @@ create or replace function almanac.claim_job(
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
-    v_queue almanac.queue := almanac._open_queue(claim_job.queue, 'work');
+    v_queue almanac.queue;
     v_job   almanac.job;
     v_why   text;
     v_now   timestamptz;
 begin
     perform almanac._check_claim(claim_job.worker, 1, claim_job.lease);
+    v_queue := almanac._open_queue(claim_job.queue, 'work');
     if v_queue.max_running is not null or v_queue.rate_limit is not null or v_queue.keyed_at is not null then
         v_queue := almanac._take_turn(claim_job.queue);
     end if;
@@ -29,6 +30,7 @@ begin
         when not found then 'is not waiting: it has ended, or never was'
         when v_job.state not in ('scheduled', 'retrying') then 'is ' || v_job.state
         when v_job.due_at > v_now then 'is not due before ' || v_job.due_at
+        when v_queue.held_at is not null then 'has to wait: all work is held'
         when v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now
             then 'waits in a paused queue'
         when v_queue.max_running <= almanac._count_running(claim_job.queue)

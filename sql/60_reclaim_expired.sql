@@ -59,7 +59,8 @@ as $$
 declare
     v_now       timestamptz := almanac.clock();
     -- What is put back is not taken out again by the same call: it may be locked.
-    v_upto      bigint := pg_sequence_last_value('almanac.claim_id_seq');
+    v_back      bigint[] := '{}';
+    v_claim     bigint;
     v_claims    integer;
     v_queue     text;
     v_ids       bigint[];
@@ -74,7 +75,7 @@ begin
                 delete from almanac.claim
                  where claim.ctid = any (array(
                     select due.ctid from almanac.claim due
-                     where due.look_at <= v_now and due.id <= v_upto
+                     where due.look_at <= v_now and due.id <> all (v_back)
                        and (_reclaim_claimed.queue is null or due.queue = _reclaim_claimed.queue)
                      order by due.look_at
                      limit 100
@@ -103,7 +104,11 @@ begin
               from almanac.job
              where job.queue = v_queue and job.id = any (v_ids)
                and job.state = 'running' and job.counted_at is null
-            having count(*) > 0;
+            having count(*) > 0
+            returning claim.id into v_claim;
+            if found then
+                v_back := v_back || v_claim;
+            end if;
         end loop;
         exit when v_claims = 0 or v_reclaimed >= _reclaim_claimed.batch_size
             or v_asked >= 100 * _reclaim_claimed.batch_size::bigint;
@@ -152,20 +157,30 @@ comment on function almanac.reclaim_expired(text, integer) is
     'End attempts whose lease has expired as lost; returns how many.';
 
 -- 60 end_lease: running -> retrying or dead, by an operator who knows that the worker is gone and does not want to wait
--- for the end of a long lease. If it is not gone, it has lost its lease like any other: its reports change nothing.
--- Reads: job. Calls: _caller, _open_queue, _end_attempt, _audit, _raise_no_job.
+-- for the end of a long lease. If it is not gone, it has lost its lease like any other: its reports change nothing. A
+-- session that holds the job is waited for only briefly, and named.
+-- Reads: job. Calls: _caller, _holder, _open_queue, _end_attempt, _audit, _raise_no_job.
 create or replace function almanac.end_lease(queue text, job_id bigint, reason text default null)
     returns almanac.failed_job
-    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp set enable_seqscan = off set lock_timeout = '1s'
 as $$
 declare
     v_job   almanac.job;
     v_ended almanac.failed_job;
 begin
     perform almanac._open_queue(end_lease.queue, 'operate');
-    select * into v_job from almanac.job
-     where job.queue = end_lease.queue and job.id = end_lease.job_id
-       for update;
+    begin
+        select * into v_job from almanac.job
+         where job.queue = end_lease.queue and job.id = end_lease.job_id
+           for update;
+    exception
+        when lock_not_available then
+            perform almanac._raise_no_job(end_lease.queue, end_lease.job_id, format(
+                'is held by session %s', almanac._holder(end_lease.queue, end_lease.job_id)),
+                format('If it is silent: select pg_terminate_backend(%s); and call again.',
+                       almanac._holder(end_lease.queue, end_lease.job_id)));
+    end;
     if not found or v_job.state <> 'running' then
         perform almanac._raise_no_job(end_lease.queue, end_lease.job_id,
             coalesce('is ' || v_job.state || ', not running', 'is not running: it has ended, or never was'),

@@ -397,7 +397,7 @@ comment on function almanac._decide_one(text, text) is
 -- is deciding it at this moment. The usual tick is written out here rather than left to _advance_rows: four short
 -- statements cost half of one that could do any number.
 -- Reads: schedule, queue, job_type, sleeper. Writes: schedule, job, tick. Calls: clock, _caller, _decide_one, _grace,
--- _jitter_of, _next_run, _open_queue, _ring, _tick_key, _zone.
+-- _jitter_of, _know_home, _next_run, _open_queue, _ring, _say_hold, _tick_key, _zone.
 create or replace function almanac.advance_schedule(queue text, name text)
     returns setof almanac.tick
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -408,10 +408,13 @@ declare
     v_next timestamptz;
     v_tick almanac.tick;
 begin
+    if current_setting('almanac.at_home', true) is distinct from 'yes' then
+        perform almanac._know_home();
+    end if;
     select s.ctid as row_id, s.next_due_at as tick_at, s.rule, s.timezone, s.dst_gap, s.dst_overlap, s.starts_at,
            s.next_due_at + almanac._jitter_of(s.queue, s.name, s.jitter) as due_at, s.job_type, s.priority, s.payload,
            s.concurrency_key, s.headers, coalesce(s.max_attempts, t.max_attempts, q.max_attempts) as max_attempts,
-           t.lease, q.restricted_at, q.key_prefix,
+           t.lease, q.restricted_at, q.held_at, q.key_prefix,
            s.cron is not null and s.overlap = 'allow' and s.next_due_at >= v_now - almanac._grace()
                and num_nonnulls(s.max_running, s.after_schedule, s.max_fires, s.ends_at, s.paused_at, s.moved_to,
                                 s.backlog_until, s.skip_until) = 0 as is_usual,
@@ -435,6 +438,10 @@ begin
         if v_due.row_id is null then
             return;
         end if;
+    end if;
+    if v_due.held_at is not null then
+        perform almanac._say_hold();
+        return;
     end if;
     if v_due.is_usual then
         begin

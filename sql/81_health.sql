@@ -1,5 +1,6 @@
 -- 81 health: is everything moving? One row for each thing that was looked at; status is ok, warning or critical.
--- Reads: alert, heartbeat, queue, job, running_job, job_history, schedule, worker. Calls: clock, _pg_cron_state.
+-- Reads: alert, audit, claim, heartbeat, installation, queue, job, running_job, job_history, schedule, worker. Calls:
+-- clock, _holder, _pg_cron_state.
 create or replace function almanac.health()
     returns setof almanac.health_check
     language plpgsql stable security definer
@@ -17,6 +18,31 @@ declare
     v_count   bigint;
     v_names   text;
 begin
+    select i.held_at, concat_ws(': ', i.held_by, i.hold_reason) into v_due, v_names from almanac.installation i;
+    return next row ('hold', case when v_due is null then 'ok' else 'critical' end,
+        coalesce(format('all work is held since %s by %s', v_due, nullif(v_names, '')), 'nothing is held'),
+        case when v_names like 'copy: %'
+                 then 'select almanac.adopt_copy(keep_keys => true); in its place, or keep_keys => false beside it.'
+             when v_due is not null then 'select almanac.end_hold();' end,
+        extract(epoch from v_now - v_due))::almanac.health_check;
+
+    select string_agg(s.name, ', ') into v_names
+      from (values
+        ('job', pg_sequence_last_value('almanac.job_id_seq'),
+         (select max(j.id) from almanac.queue q cross join lateral (
+            select job.id from almanac.job where job.queue = q.queue order by job.id desc limit 1) j)),
+        ('claim', pg_sequence_last_value('almanac.claim_id_seq'),
+         (select max(c.id) from almanac.queue q cross join lateral (
+            select claim.id from almanac.claim where claim.queue = q.queue order by claim.id desc limit 1) c)),
+        ('audit', pg_sequence_last_value('almanac.audit_id_seq'), (select max(a.id) from almanac.audit a))
+      ) as s (name, last_number, largest)
+     where s.largest > coalesce(s.last_number, 0);
+    return next row ('numbers', case when v_names is null then 'ok' else 'critical' end,
+        coalesce('numbers in use are given again: ' || v_names, 'new jobs get new numbers'),
+        case when v_names is not null then 'A replica has no sequences: select almanac.hold(''numbers''); and '
+                                           'select almanac.adopt_copy(keep_keys => true);' end,
+        null)::almanac.health_check;
+
     select * into v_beat from almanac.heartbeat h
      where h.source in ('pg_cron', 'worker', 'manual')
        and (h.source <> 'pg_cron' or h.ticked_by <> 'start_ticking')
@@ -110,11 +136,14 @@ begin
              then 'Is a worker running for that queue? See almanac.late_job, almanac.worker_overview.' end,
         v_age)::almanac.health_check;
 
-    select count(*) into v_count from almanac.running_job as running
-     where running.lease_expires_at < v_now - interval '10 seconds';
+    select count(*), string_agg(distinct format('select pg_terminate_backend(%s);', e.pid), ' ')
+      into v_count, v_names
+      from (select almanac._holder(running.queue, running.job_id) as pid from almanac.running_job as running
+             where running.lease_expires_at < v_now - interval '10 seconds' limit 1000) e;
     return next row ('expired_leases', case when v_count = 0 then 'ok' else 'warning' end,
         format('%s running jobs whose lease has expired', v_count),
-        case when v_count > 0 then 'The next tick gives them to another worker; see almanac.stuck_job.' end,
+        case when v_names is not null then 'Silent sessions hold them. They end by themselves, or now: ' || v_names
+             when v_count > 0 then 'The next tick gives them to another worker; see almanac.stuck_job.' end,
         v_count)::almanac.health_check;
 
     select count(*) into v_count

@@ -39,13 +39,14 @@ grant execute on function
     almanac.count_due, almanac.reclaim_expired, almanac.end_lease, almanac.put_schedule,
     almanac.put_schedule_template, almanac.revert_schedule, almanac.pause_schedule, almanac.resume_schedule,
     almanac.trigger_schedule, almanac.reschedule, almanac.backfill_schedule, almanac.drop_schedule,
-    almanac.advance_schedule, almanac.tick, almanac.start_ticking, almanac.stop_ticking
+    almanac.advance_schedule, almanac.tick, almanac.start_ticking, almanac.stop_ticking, almanac.hold,
+    almanac.end_hold
     to almanac_operator, almanac_admin;
 
 -- admins: queues, types and rights.
 grant execute on function
     almanac.put_queue, almanac.drop_queue, almanac.put_job_type, almanac.grant_queue, almanac.revoke_queue,
-    almanac.open_queue
+    almanac.open_queue, almanac.adopt_copy
     to almanac_admin;
 
 -- everybody with a role: the time, what cron says, and nothing that writes.

@@ -38,9 +38,11 @@ $$;
 \ir 24_keys.sql
 \ir 25_checks.sql
 \ir 26_errors.sql
+\ir 27_patience.sql
 \ir 29_revision.sql
 
 \ir 30_alerts.sql
+\ir 30_installation.sql
 \ir 30_rights.sql
 \ir 31_queues.sql
 \ir 32_enqueue.sql
@@ -66,6 +68,7 @@ $$;
 \ir 60_reclaim_expired.sql
 \ir 61_partitions.sql
 \ir 62_retention.sql
+\ir 63_hold.sql
 
 \ir 70_advance_schedule.sql
 \ir 70_tick.sql

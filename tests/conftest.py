@@ -113,7 +113,7 @@ def make_templates(server: servers.Server, breach: breaches.Breach | None) -> No
         if breach:
             with psycopg.connect(server.dsn_of(live_template), autocommit=True) as inside:
                 inside.execute(breach.statement())
-        conn.execute(f"create database {template} template {live_template}")
+        database.clone_database(conn, template, live_template)
         with psycopg.connect(server.dsn_of(template), autocommit=True) as inside:
             inside.execute(TEST_CLOCK)
 
@@ -222,7 +222,10 @@ def clone(
             )
         )
         try:
-            yield server.dsn_of(name.as_string(None).strip('"'))
+            dsn = server.dsn_of(name.as_string(None).strip('"'))
+            if template != "template0":
+                database.no_copy(dsn)
+            yield dsn
         finally:
             maintenance.execute(sql.SQL("drop database {} with (force)").format(name))
 

@@ -241,7 +241,7 @@ begin
     for v_table in
         select oid::regclass::text from pg_class
          where relnamespace = 'almanac'::regnamespace and relkind in ('r', 'p') and not relispartition
-           and relname not in ('migration', 'schedule_template')
+           and relname not in ('migration', 'schedule_template', 'installation')
          order by relname
     loop
         execute 'delete from ' || v_table;
@@ -249,6 +249,8 @@ begin
     insert into almanac.queue (queue, key_prefix, created_at, created_by)
     values ('default', 'default-000000000000', almanac.clock(), session_user);
     insert into almanac.queue_turn (queue) values ('default');
+    update almanac.installation set held_at = null, held_by = null, hold_reason = null;
+    perform almanac._note_home();
     update test_clock.setting set frozen_at = null, "offset" = '0';
 end;
 $$

@@ -23,6 +23,7 @@ create table almanac.queue (
     priorities          smallint[] not null default '{0}',
     keyed_at            timestamptz,
     restricted_at       timestamptz,
+    held_at             timestamptz,
     paused_at           timestamptz,
     paused_by           text,
     pause_reason        text,
@@ -66,6 +67,7 @@ comment on column almanac.queue.key_prefix is
 comment on column almanac.queue.priorities is 'Priorities ever used here, highest first: the levels a claim looks at.';
 comment on column almanac.queue.keyed_at is 'When a concurrency_key was first used here; claims then check keys.';
 comment on column almanac.queue.restricted_at is 'When the first grant was made; since then only grantees may act.';
+comment on column almanac.queue.held_at is 'As in installation; here too, because a claim reads its queue anyway.';
 comment on column almanac.queue.paused_at is 'Since when nothing is claimed.';
 comment on column almanac.queue.paused_by is 'Who paused it.';
 comment on column almanac.queue.pause_reason is 'Why, in the words of whoever paused it.';
@@ -829,6 +831,32 @@ comment on column almanac.alert.raised_at is 'Since when.';
 comment on column almanac.alert.seen_at is 'When it was last noticed.';
 comment on column almanac.alert.occurrences is 'How often it was noticed.';
 comment on column almanac.alert.cleared_at is 'When it went away; null: still so.';
+
+create table almanac.installation (
+    only_row          boolean not null default true,
+    database_oid      oid not null,
+    table_oid         oid not null,
+    system_identifier bigint,
+    major_version     integer not null,
+    held_at           timestamptz,
+    held_by           text,
+    hold_reason       text,
+    constraint installation_pkey primary key (only_row),
+    constraint installation_is_one check (only_row),
+    constraint installation_hold_is_whole check (
+        (held_at is null) = (held_by is null) and (held_at is not null or hold_reason is null))
+);
+comment on table almanac.installation is
+    'Where these tables live, by which a copy is told; and whether all work is held.';
+comment on column almanac.installation.only_row is 'There is one row.';
+comment on column almanac.installation.database_oid is 'Of the database. A restore or a clone has another.';
+comment on column almanac.installation.table_oid is 'Of this table. A restore has another.';
+comment on column almanac.installation.system_identifier is
+    'Of the cluster. Compared on the same major version only: pg_upgrade draws a new one. Null: not readable.';
+comment on column almanac.installation.major_version is 'Of PostgreSQL, when this was written down.';
+comment on column almanac.installation.held_at is 'Since when nothing is claimed and nothing ticks.';
+comment on column almanac.installation.held_by is 'Who held it; copy: it holds itself because it is one.';
+comment on column almanac.installation.hold_reason is 'Why.';
 
 -- from 16_types.sql
 -- 16 types: the rows that functions return. Callers name columns, so new ones go to the end.

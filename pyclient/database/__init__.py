@@ -81,6 +81,7 @@ from pyclient.database.rehearsing import (
     dsn_of,
     install_test_clock,
     next_tick_before,
+    no_copy,
     set_test_clock,
     tick_until_done,
 )
@@ -116,7 +117,7 @@ __all__ = [
     "doze_for", "drop_all_except", "drop_database", "dsn_of", "enqueue", "enqueue_many", "extend_lease",
     "extend_rows", "fail_rows", "fail_with_backoff", "for_claims", "for_reports", "install_errors",
     "install_test_clock", "installed_revision", "instant", "json_value", "lend", "lend_async", "listen",
-    "next_runs", "next_tick_before", "pool", "pool_async", "preview_cron", "put_job_type",
+    "next_runs", "next_tick_before", "no_copy", "pool", "pool_async", "preview_cron", "put_job_type",
     "put_queue_if_missing", "put_schedule", "reclaim_expired", "redrive", "release", "release_rows", "replace_all",
     "report_worker", "retire_worker", "revision", "run_script", "rung", "send_claim", "set_test_clock", "snooze",
     "start_ticking", "tick_if_stale", "tick_until_done", "translated", "trust_the_catalog_only", "wake",

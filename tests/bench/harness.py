@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import sql
 
+from pyclient.database import no_copy
 from pyclient.migrate import migrate
 from tests import servers
 
@@ -78,6 +79,8 @@ class Bench:
 
     def _create(self, database: str, template: str) -> None:
         self._maintain("create database {} template {}", database, template)
+        if template == TEMPLATE:
+            no_copy(self.server.dsn_of(database))
         self._made.add(database)
 
     def _maintain(self, statement: str, *names: str) -> None:

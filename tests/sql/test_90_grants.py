@@ -36,9 +36,10 @@ OPERATOR = {
     "pause_queue", "resume_queue", "cancel", "redrive", "make_due", "job", "count_due", "reclaim_expired", "end_lease",
     "put_schedule", "put_schedule_template", "revert_schedule", "pause_schedule", "resume_schedule",
     "trigger_schedule", "reschedule",
-    "backfill_schedule", "drop_schedule", "advance_schedule", "tick", "start_ticking", "stop_ticking",
+    "backfill_schedule", "drop_schedule", "advance_schedule", "tick", "start_ticking", "stop_ticking", "hold",
+    "end_hold",
 }  # fmt: skip
-ADMIN = {"put_queue", "drop_queue", "put_job_type", "grant_queue", "revoke_queue", "open_queue"}
+ADMIN = {"put_queue", "drop_queue", "put_job_type", "grant_queue", "revoke_queue", "open_queue", "adopt_copy"}
 
 FUNCTIONS = {
     "almanac_producer": EVERYBODY | PRODUCER,

@@ -1,0 +1,115 @@
+-- 30 _here: what a copy of this database cannot have in common with it.
+create or replace function almanac._here()
+    returns almanac.installation
+    language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_here almanac.installation;
+begin
+    v_here.database_oid := (select d.oid from pg_database d where d.datname = current_database());
+    v_here.table_oid := 'almanac.installation'::regclass;
+    v_here.major_version := current_setting('server_version_num')::integer / 10000;
+    v_here.system_identifier := (select c.system_identifier from pg_control_system() c);
+    return v_here;
+exception
+    when insufficient_privilege then return v_here;
+end;
+$$;
+comment on function almanac._here() is 'Oids of this database and these tables, and the identifier of this cluster.';
+
+-- 30 _note_home: writes down where these tables live. For an installation, a copy that is adopted, and a database that
+-- was cloned for tests. Its owner alone may call it.
+-- Writes: installation. Calls: _here.
+create or replace function almanac._note_home()
+    returns void
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    insert into almanac.installation (database_oid, table_oid, system_identifier, major_version)
+    select h.database_oid, h.table_oid, h.system_identifier, h.major_version from almanac._here() h
+    on conflict on constraint installation_pkey do update
+       set database_oid = excluded.database_oid, table_oid = excluded.table_oid,
+           system_identifier = excluded.system_identifier, major_version = excluded.major_version;
+end;
+$$;
+comment on function almanac._note_home() is 'Say that this database is no copy.';
+
+-- 30 _is_copy: a restore and a clone have other oids, a restore on another server may have equal ones and another
+-- identifier. pg_upgrade keeps the oids, and changes the identifier together with the major version.
+-- Reads: installation. Calls: _here.
+create or replace function almanac._is_copy()
+    returns boolean
+    language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return exists (
+        select from almanac.installation i cross join almanac._here() h
+         where i.database_oid <> h.database_oid or i.table_oid <> h.table_oid
+            or i.system_identifier <> h.system_identifier and i.major_version = h.major_version);
+end;
+$$;
+comment on function almanac._is_copy() is 'Whether this database is a copy of the one where its tables were made.';
+
+-- 30 _hold_all: nothing is claimed and nothing ticks from the commit on. Noted in each queue, too: a claim reads that.
+-- Writes: installation, queue. Calls: clock.
+create or replace function almanac._hold_all(held_by text, reason text)
+    returns boolean
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz := almanac.clock();
+begin
+    update almanac.installation i
+       set held_at = v_now, held_by = _hold_all.held_by, hold_reason = _hold_all.reason
+     where i.held_at is null;
+    if found then
+        update almanac.queue set held_at = v_now where queue.held_at is null;
+        return true;
+    end if;
+    return false;
+end;
+$$;
+comment on function almanac._hold_all(text, text) is 'Hold all work; false if it is held already.';
+
+-- 30 _know_home: asked once in each session, because none outlives the identity of its database: a copy holds itself.
+-- Writes: installation. Calls: _here, _hold_all, _is_copy.
+create or replace function almanac._know_home()
+    returns void
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if almanac._is_copy() then
+        perform almanac._hold_all('copy', 'this database is a copy of another one');
+        return;
+    end if;
+    update almanac.installation i set system_identifier = h.system_identifier, major_version = h.major_version
+      from almanac._here() h
+     where i.major_version <> h.major_version;
+    perform set_config('almanac.at_home', 'yes', false);
+end;
+$$;
+comment on function almanac._know_home() is 'Hold a copy; remember of any other database that it is none.';
+
+-- 30 _say_hold: why nothing comes, to each that asks for work while it is held. A notice: it is no fault of theirs.
+-- Reads: installation.
+create or replace function almanac._say_hold()
+    returns void
+    language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_held almanac.installation;
+begin
+    select * into v_held from almanac.installation i where i.held_at is not null;
+    if found then
+        raise notice using errcode = 'PA014',
+            message = format('held since %s by %s%s: nothing is claimed and nothing ticks', v_held.held_at,
+                             v_held.held_by, coalesce(' (' || v_held.hold_reason || ')', '')),
+            hint    = case when v_held.held_by <> 'copy' then 'select almanac.end_hold();' else
+                'select almanac.adopt_copy(keep_keys => true); in its place, or keep_keys => false beside it.' end;
+    end if;
+end;
+$$;
+comment on function almanac._say_hold() is 'A notice that says why all work is held, and how it goes on; if it is.';
+
+-- Once: what is restored or cloned brings the row of the other database.
+select almanac._note_home() where not exists (select from almanac.installation);
