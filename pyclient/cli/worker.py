@@ -20,35 +20,27 @@ if TYPE_CHECKING:
     from pyclient.cli import App
 
 
-class Weighted(click.ParamType[tuple[str, float]]):
+def weighted(value: str) -> tuple[str, float]:
     """`name` or `name=weight`."""
-
-    name = "queue"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
-        name, separator, weight = str(value).rpartition("=")
-        if not separator:
-            if not weight:
-                self.fail("a queue has a name", param, ctx)
-            return weight, 1.0
-        try:
-            number = float(weight)
-        except ValueError:
-            number = 0.0
-        if not name or not 0 < number < float("inf"):
-            self.fail(f"{value!r} is not NAME or NAME=WEIGHT with a weight above 0", param, ctx)
-        return name, number
+    name, separator, weight = value.rpartition("=")
+    if not separator:
+        if not weight:
+            raise click.BadParameter("a queue has a name")
+        return weight, 1.0
+    try:
+        number = float(weight)
+    except ValueError:
+        number = 0.0
+    if not name or not 0 < number < float("inf"):
+        raise click.BadParameter(f"{value!r} is not NAME or NAME=WEIGHT with a weight above 0")
+    return name, number
 
 
-class Named(click.ParamType[str]):
+def named(value: str) -> str:
     """`module` or `module:name`."""
-
-    name = "app"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if str(value).startswith((":", ".")) or not value:
-            self.fail(f"{value!r} is not MODULE:NAME; packages are written out, such as shop.jobs:app", param, ctx)
-        return str(value)
+    if not value or value.startswith((":", ".")):
+        raise click.BadParameter(f"{value!r} is not MODULE:NAME; packages are written out, such as shop.jobs:app")
+    return value
 
 
 class Seconds(click.FloatRange):
@@ -66,12 +58,17 @@ class Seconds(click.FloatRange):
     "--app",
     "apps",
     multiple=True,
-    type=Named(),
+    type=named,
     metavar="MODULE:NAME",
     help="The Almanac to run; several are combined.",
 )
 @click.option(
-    "--queue", "queues", multiple=True, type=Weighted(), help="NAME or NAME=WEIGHT; default: those of the app."
+    "--queue",
+    "queues",
+    multiple=True,
+    type=weighted,
+    metavar="NAME",
+    help="NAME or NAME=WEIGHT; default: those of the app.",
 )
 @click.option(
     "--concurrency", default=50, show_default=True, type=click.IntRange(1), help="Handlers at once, a process."

@@ -3,9 +3,8 @@
 from datetime import UTC
 
 import pytest
-from click.testing import CliRunner
 
-from pyclient.cli import main
+from tests.pyclient.test_cli import in_process
 
 
 @pytest.fixture
@@ -13,7 +12,7 @@ def cron(live_dsn):
     """`cron("check", "0 9 * * *")`: exit code, output, errors."""
 
     def cron(*arguments: str) -> tuple[int, str, str]:
-        done = CliRunner().invoke(main, ["--dsn", live_dsn, "cron", *arguments])
+        done = in_process("--dsn", live_dsn, "cron", *arguments)
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
         return done.exit_code, done.stdout, done.stderr
 
@@ -105,7 +104,7 @@ def test_what_the_database_refuses_is_an_error_of_the_command(cron, arguments, s
 
 
 def test_a_database_without_pg_almanac_is_one_line(empty_dsn):
-    done = CliRunner().invoke(main, ["--dsn", empty_dsn, "cron", "describe", "* * * * *"])
+    done = in_process("--dsn", empty_dsn, "cron", "describe", "* * * * *")
     assert done.exit_code == 2
     assert "pyclient migrate" in done.stderr
     assert done.stderr.count("\n") == 1
