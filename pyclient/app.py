@@ -11,6 +11,7 @@ An app knows nothing about workers; a worker is given one. Several apps become o
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -423,6 +424,8 @@ class _Pools:
             pool = self._async.get(here)
             if pool is None:
                 pool = self._async[here] = database.pool_async(here[1])
+                _ENDINGS.add(ending := here[0].create_task(_close_with_its_loop(pool)))
+                ending.add_done_callback(_ENDINGS.discard)
         await pool.open()
         return pool
 
@@ -438,6 +441,19 @@ class _Pools:
             pools = [self._async.pop(one) for one in list(self._async) if one[0] is loop]
         for pool in pools:
             await pool.close()
+
+
+_ENDINGS: set[asyncio.Task[None]] = set()  # an event loop alone does not keep a task
+
+
+async def _close_with_its_loop(pool: database.AsyncPool) -> None:
+    """When asyncio.run cancels what is left. A task of the pool that is just connecting swallows its cancellation, and
+    asyncio.run would wait for it for ever."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        with contextlib.suppress(asyncio.CancelledError):
+            await pool.close(timeout=1)
 
 
 _dump = payload.to_payload

@@ -1,7 +1,9 @@
 """Connections: what a DSN is given beside what it says, and what a worker needs of one."""
 
+import atexit
 import contextlib
 import math
+import os
 import re
 import select
 import time
@@ -165,7 +167,7 @@ def _is_readable(fileno: int) -> bool:
 def pool(dsn: str, *, max_size: int = 10) -> Pool:
     """Connections for an application's own calls, opened as they are needed. Each is looked at before it is lent: the
     one that a restart of the server broke would fail somebody's attempt."""
-    return ConnectionPool(
+    opened = ConnectionPool(
         patient(dsn),
         kwargs=_POOLED,
         min_size=0,
@@ -176,6 +178,19 @@ def pool(dsn: str, *, max_size: int = 10) -> Pool:
         check=_look_at,
         name="pyclient",
     )
+    _opened[opened] = os.getpid()
+    return opened
+
+
+_opened: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()
+
+
+@atexit.register
+def _close_pools() -> None:
+    """While threads can still be joined: a pool that dies with the interpreter waits for each of its own (Python 3.13)
+    or prints a traceback (3.14). A pool of the parent of a fork is the parent's."""
+    for opened in [one for one, pid in _opened.items() if pid == os.getpid()]:
+        opened.close(timeout=1)
 
 
 def pool_async(dsn: str, *, max_size: int = 10) -> AsyncPool:

@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import subprocess
+import sys
 import traceback
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Required, TypedDict
@@ -549,3 +551,48 @@ def test_a_call_goes_on_in_a_session_that_others_have_used(live_dsn, behind_the_
         before = ask(7 if behind_the_back.startswith("deallocate") else 1)
         conn.execute(f"do $$ begin execute '{behind_the_back}'; end $$".encode())
         assert ask(7) == 7 * before[:1]
+
+
+# Registered first and so run last: what is left of a pool then is joined, or not, by an interpreter that shuts down.
+PRODUCER = """
+import asyncio, atexit, os, threading
+atexit.register(lambda: print([one.name for one in threading.enumerate() if one.name.startswith("pyclient")]))
+from pyclient import Almanac, database
+app, other = Almanac(queue="calls"), Almanac(queue="calls")
+
+async def at_once(count):
+    await asyncio.gather(*(app.enqueue_async("call") for _ in range(count)))
+
+def in_a_child():
+    global pool
+    sessions, pool = [], database.pool(app.dsn)
+    for _ in range(2):
+        with pool.connection() as conn:
+            app.enqueue("call", conn=conn)
+            sessions.append(conn.info.backend_pid)
+        if os.fork() == 0:
+            raise SystemExit
+        os.wait()
+    assert sessions[0] == sessions[1]
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["app.enqueue('call'), other.enqueue('call')", "asyncio.run(at_once(1)), app.enqueue('call')", "in_a_child()"],
+    ids=["two apps", "asyncio", "a fork whose child ends"],
+)
+def test_a_program_that_enqueued_ends_at_once_and_silently(live_dsn, jobs, call):
+    jobs.conn.execute("select almanac.put_queue('calls')")
+    program = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PRODUCER + call]
+    done = subprocess.run(program, env={"DATABASE_URL": live_dsn}, capture_output=True, text=True, timeout=10)
+    assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", "[]")
+    assert jobs.counts() == {"scheduled": 2}
+
+
+def test_a_loop_that_ends_while_its_pool_connects_is_not_waited_for(live_dsn, jobs):
+    jobs.conn.execute("select almanac.put_queue('calls')")
+    program = [sys.executable, "-c", PRODUCER + "asyncio.run(at_once(8))"]
+    done = subprocess.run(program, env={"DATABASE_URL": live_dsn}, capture_output=True, text=True, timeout=10)
+    assert done.returncode == 0, done.stderr
+    assert jobs.counts() == {"scheduled": 8}
