@@ -13,6 +13,7 @@ from typing import Annotated, Any, Generic, ParamSpec, TypeVar, cast, overload
 import psycopg
 import psycopg.rows
 from psycopg import pq, sql
+from psycopg.client_cursor import ClientCursorMixin
 from psycopg.types.json import Jsonb
 
 from pyclient import errors
@@ -160,6 +161,7 @@ class Call(Generic[P, R]):
 
     def _run(self, conn: Connection, statement: bytes, values: dict[str, Any]) -> R:
         with translated(), conn.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+            _in_binary(cursor)
             try:
                 cursor.execute(statement, values)
             except _NOT_AS_PREPARED:
@@ -171,6 +173,7 @@ class Call(Generic[P, R]):
     async def _run_async(self, conn: AsyncConnection, statement: bytes, values: dict[str, Any]) -> R:
         with translated():
             async with conn.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+                _in_binary(cursor)
                 try:
                     await cursor.execute(statement, values)
                 except _NOT_AS_PREPARED:
@@ -178,6 +181,12 @@ class Call(Generic[P, R]):
                         raise
                     await cursor.execute(statement, values, prepare=False)
                 return cast(R, self.rows.read(cursor.pgresult, await cursor.fetchall()))
+
+
+def _in_binary(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> None:
+    """Times do not depend on the session's DateStyle then. Cursors that put the arguments into the text cannot."""
+    if not isinstance(cursor, ClientCursorMixin):
+        cursor.format = pq.Format.BINARY
 
 
 # An upgrade has changed what the function returns, or a pooler that was not recognised shares the session. Outside a

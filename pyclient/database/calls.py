@@ -114,10 +114,6 @@ def claim_due(
 
 
 @call
-def extend_lease(*, queue: str, job_id: int, lease_token: int, lease: timedelta | None = OMIT) -> datetime: ...
-
-
-@call
 def complete(
     *, queue: str, job_id: int, lease_token: int, result: Json = OMIT, external_id: str | None = OMIT
 ) -> None: ...

@@ -28,20 +28,38 @@ POOL_TIMEOUT = 30.0
 ENCODING = "UTF8"
 
 
-def connect(dsn: str, *, autocommit: bool = True, application_name: str = "pyclient") -> Connection:
+def connect(
+    dsn: str, *, autocommit: bool = True, application_name: str = "pyclient", is_worker: bool = False
+) -> Connection:
     """A connection, or CannotConnect with one line that says why."""
     try:
-        return psycopg.connect(_with_defaults(dsn, application_name), autocommit=autocommit)
+        conn = psycopg.connect(_with_defaults(dsn, application_name), autocommit=True)
+        with _closed_on_error(conn.pgconn):
+            _settle(conn, is_worker=is_worker)
+            conn.autocommit = autocommit
+        return conn
     except psycopg.Error as error:
         raise cannot_connect(error) from error
 
 
-async def connect_async(dsn: str, *, autocommit: bool = True, application_name: str = "pyclient") -> AsyncConnection:
-    """The same for asyncio."""
+async def connect_async(dsn: str, *, application_name: str = "pyclient", is_worker: bool = False) -> AsyncConnection:
+    """The same for asyncio, in autocommit."""
     try:
-        return await psycopg.AsyncConnection.connect(_with_defaults(dsn, application_name), autocommit=autocommit)
+        conn = await psycopg.AsyncConnection.connect(_with_defaults(dsn, application_name), autocommit=True)
+        with _closed_on_error(conn.pgconn):
+            await _settle_async(conn, is_worker=is_worker)
+        return conn
     except psycopg.Error as error:
         raise cannot_connect(error) from error
+
+
+@contextlib.contextmanager
+def _closed_on_error(pgconn: psycopg.pq.abc.PGconn) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        pgconn.finish()
+        raise
 
 
 def _with_defaults(dsn: str, application_name: str) -> str:
@@ -81,55 +99,49 @@ def is_proxied(conn: Connection | AsyncConnection, server_pid: int) -> bool:
 _WHO = "select pg_backend_pid()"
 
 
-def _settle(conn: Connection) -> None:
-    """Once for a connection: without prepared statements where a pooler shares sessions."""
-    row = conn.execute(_WHO).fetchone()
-    if row is None or is_proxied(conn, row[0]):
+def _settle(conn: Connection, *, is_worker: bool = False) -> None:
+    """Once for a connection."""
+    for statement in _settings(conn, conn.execute(_WHO).fetchone(), is_worker):
+        conn.execute(statement)
+
+
+async def _settle_async(conn: AsyncConnection, *, is_worker: bool = False) -> None:
+    for statement in _settings(conn, await (await conn.execute(_WHO)).fetchone(), is_worker):
+        await conn.execute(statement)
+
+
+def _settings(conn: Connection | AsyncConnection, who: Any, is_worker: bool) -> Iterator[bytes]:
+    """Times as the driver reads them, and the isolation level that a worker's calls are made for: role and database may
+    have others. Where a pooler shares sessions (see `is_proxied`) there are no prepared statements, and a setting would
+    stay for others. Not the DateStyle, which poolers keep for each client."""
+    if who is None or is_proxied(conn, who[0]):
         conn.prepare_threshold = None
-
-
-async def _settle_async(conn: AsyncConnection) -> None:
-    row = await (await conn.execute(_WHO)).fetchone()
-    if row is None or is_proxied(conn, row[0]):
-        conn.prepare_threshold = None
-
-
-_READ_COMMITTED = "set default_transaction_isolation to 'read committed'"
+    if not (conn.info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
+        yield b"set datestyle to iso"
+    if conn.prepare_threshold is not None:
+        if conn.info.parameter_status("IntervalStyle") != "postgres":
+            yield b"set intervalstyle to postgres"
+        if is_worker:
+            yield b"set default_transaction_isolation to 'read committed'"
 
 
 def connect_worker(dsn: str) -> Connection:
-    """A connection for a worker; without prepared statements where a pooler shares sessions (see `is_proxied`), and in
-    UTF-8 whatever the DSN says: queues, types and errors can have any name and text. Where the session is its own, in
-    the isolation level that the calls of a worker are made for, whatever the role or the database has for others."""
-    conn = connect(make_conninfo(patient(dsn), client_encoding=ENCODING), application_name="pyclient worker")
-    try:
-        _settle(conn)
-        if conn.prepare_threshold is not None:
-            conn.execute(_READ_COMMITTED)
-    except BaseException:
-        conn.close()
-        raise
-    return conn
+    """For a worker, in UTF-8 whatever the DSN says: queues, types and errors can have any name and text."""
+    return connect(
+        make_conninfo(patient(dsn), client_encoding=ENCODING), application_name="pyclient worker", is_worker=True
+    )
+
+
+async def connect_worker_async(dsn: str) -> AsyncConnection:
+    """The same for asyncio."""
+    return await connect_async(
+        make_conninfo(patient(dsn), client_encoding=ENCODING), application_name="pyclient worker", is_worker=True
+    )
 
 
 def check(conn: Connection) -> None:
     """Raises if the connection is broken."""
     conn.execute("")
-
-
-async def connect_worker_async(dsn: str) -> AsyncConnection:
-    """The same for asyncio."""
-    conn = await connect_async(
-        make_conninfo(patient(dsn), client_encoding=ENCODING), application_name="pyclient worker"
-    )
-    try:
-        await _settle_async(conn)
-        if conn.prepare_threshold is not None:
-            await conn.execute(_READ_COMMITTED)
-    except BaseException:
-        await conn.close()
-        raise
-    return conn
 
 
 # A connection that was lent within so many seconds is not asked, only looked at: it costs a round trip less.

@@ -1,6 +1,7 @@
 """The database goes away in all its ways; the worker comes back by itself, and what was acknowledged stays."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -229,6 +230,25 @@ def test_through_pgbouncer_in_transaction_mode(pgbouncer):
         assert jobs.rows("select * from almanac.sleeper") == [], "nobody rings for one who cannot hear"
     jobs.close()
     app.close()
+
+
+def test_the_style_of_dates_that_we_ask_for_behind_a_pooler_is_not_that_of_others(pgbouncer):
+    behind, dsn, restart = pgbouncer
+    behind.execute("alter database work set datestyle to 'German, DMY'")
+    behind.execute("alter database work set intervalstyle to sql_standard")
+    restart()
+    shown = "select current_setting('datestyle'), current_setting('intervalstyle'), pg_backend_pid(), pg_sleep(0.005)"
+
+    def shown_to(conn: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+        return [row for _ in range(50) if (row := conn.execute(shown).fetchone()) is not None]
+
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(4) as many:
+        ours = [stack.enter_context(database.connect(dsn)) for _ in range(2)]
+        others = [stack.enter_context(psycopg.connect(dsn, autocommit=True, prepare_threshold=None)) for _ in range(2)]
+        seen = list(many.map(shown_to, [*ours, *others]))
+    assert {row[:2] for rows in seen[:2] for row in rows} == {("ISO, DMY", "sql_standard")}
+    assert {row[:2] for rows in seen[2:] for row in rows} == {("German, DMY", "sql_standard")}
+    assert {row[2] for rows in seen[:2] for row in rows} & {row[2] for rows in seen[2:] for row in rows}
 
 
 def _enqueued(app: Almanac) -> bool:
