@@ -13,7 +13,7 @@ import sqlalchemy
 import sqlalchemy.exc
 import sqlalchemy.pool
 
-from pyclient import database, errors, files
+from pyclient import database, errors, files, schema
 from pyclient.schema import check, head, known
 
 __all__ = ["Migrated", "check", "head", "installer", "known", "migrate", "run_sql"]
@@ -21,29 +21,42 @@ __all__ = ["Migrated", "check", "head", "installer", "known", "migrate", "run_sq
 
 @dataclass(frozen=True)
 class Migrated:
+    """Revisions of the tables, and the version of the package whose functions they have now, if that is known."""
+
     before: str | None
     after: str
+    version: str | None
 
 
-def migrate(dsn: str) -> Migrated:
-    """Bring the database at `dsn` to `head()`. Safe to run again, and from several places at once."""
+def migrate(dsn: str, *, downgrade: bool = False) -> Migrated:
+    """Bring the database at `dsn` to `head()`. Safe to run again, and from several places at once. Functions of a newer
+    version are replaced only by a `downgrade`: programs of that version would miss them."""
     with database.connect(dsn, autocommit=False) as conn, _for_alembic(conn) as alembic_connection:
         database.trust_the_catalog_only(conn)
         with database.install_errors():
             for file in files.bootstrap_files():
                 database.run_script(conn, file.text())
-        before = database.installed_revision(conn)
+        before, version = database.installed(conn)
         if before is not None and not known(before):
-            raise errors.SchemaMismatch(
-                f"the database has revision {before}, which this pyclient does not know (it brings {head()})",
-                detail="A newer pyclient has migrated it.",
-                hint="Install the newer version: pip install --upgrade pg-almanac",
+            raise _outdated(f"revision {before}, which this pyclient does not know (it brings {head()})")
+        if schema.compared(version) > 0 and not downgrade:
+            raise _outdated(
+                f"the functions of {version}, newer than this pyclient's {schema.VERSION}", option="--downgrade"
             )
         with database.install_errors():
             _run_revisions(alembic_connection)
             _replace_functions(conn)
+            database.note_version(conn, schema.VERSION)
         alembic_connection.commit()
-        return Migrated(before, head())
+        return Migrated(before, head(), schema.VERSION)
+
+
+def _outdated(has: str, *, option: str = "") -> errors.SchemaMismatch:
+    return errors.SchemaMismatch(
+        f"the database has {has}",
+        detail="A newer pyclient has migrated it.",
+        hint="Install the newer version: pip install --upgrade pg-almanac" + (option and f", or say {option}"),
+    )
 
 
 def defined_functions(script: str) -> list[str]:

@@ -156,11 +156,11 @@ def _connection(app: "App") -> Iterator["database.Connection"]:
     from pyclient import database, migrate
 
     with app.database() as dsn, database.connect(dsn) as conn:
-        installed = database.installed_revision(conn)
-        if app.settings.dsn is None and installed is None:
+        installed = database.installed(conn)
+        if app.settings.dsn is None and installed[0] is None:
             migrate.migrate(dsn)
         else:
-            migrate.check(installed)
+            migrate.check(*installed)
         try:
             yield conn
         except psycopg.DataError as error:

@@ -14,16 +14,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--start-ticking", is_flag=True, help="Then let pg_cron tick in this database.")
+@click.option("--downgrade", is_flag=True, help="Also where a newer version has been here, whose functions then go.")
 @click.pass_obj
-def migrate(app: "App", start_ticking: bool) -> None:
+def migrate(app: "App", start_ticking: bool, downgrade: bool) -> None:
     """Install pg_almanac, or bring it to this version. All or nothing; safe to repeat."""
     from pyclient import database
     from pyclient.migrate import migrate
 
     with app.database() as dsn:
-        done = migrate(dsn)
+        done = migrate(dsn, downgrade=downgrade)
         step = f"stays at revision {done.after}" if done.before == done.after else f"is now at revision {done.after}"
-        click.echo(f"schema almanac {step}; functions are those of this version")
+        click.echo(f"schema almanac {step}; functions are those of version {done.version}")
         if start_ticking:
             with database.connect(dsn) as conn:
                 click.echo(database.start_ticking(conn))
@@ -37,7 +38,7 @@ def check(app: "App") -> None:
     from pyclient.schema import check, head
 
     with app.database() as dsn, database.connect(dsn) as conn:
-        warning = check(database.installed_revision(conn))
+        warning = check(*database.installed(conn))
     click.echo(warning or f"schema almanac is at revision {head()}, as this pyclient needs it")
 
 

@@ -55,20 +55,10 @@ class Seconds(click.FloatRange):
 
 @click.command()
 @click.option(
-    "--app",
-    "apps",
-    multiple=True,
-    type=named,
-    metavar="MODULE:NAME",
-    help="The Almanac to run; several are combined.",
+    "--app", "apps", multiple=True, type=named, metavar="MODULE:NAME", help="The Almanac to run; several are combined."
 )
 @click.option(
-    "--queue",
-    "queues",
-    multiple=True,
-    type=weighted,
-    metavar="NAME",
-    help="NAME or NAME=WEIGHT; default: those of the app.",
+    "--queue", "queues", multiple=True, type=weighted, metavar="NAME[=WEIGHT]", help="Default: those of the app."
 )
 @click.option(
     "--concurrency", default=50, show_default=True, type=click.IntRange(1), help="Handlers at once, a process."
@@ -172,7 +162,7 @@ def check_schema(dsn: str) -> None:
     from pyclient.schema import check
 
     with database.connect(dsn) as conn:
-        if warning := check(database.installed_revision(conn)):
+        if warning := check(*database.installed(conn)):
             logging.getLogger("pyclient.worker").warning(warning)
 
 

@@ -284,7 +284,3 @@ def preview_cron(
 
 @call
 def start_ticking() -> str: ...
-
-
-@call
-def revision() -> str | None: ...

@@ -28,46 +28,33 @@ POOL_TIMEOUT = 30.0
 ENCODING = "UTF8"
 
 
-def connect(
-    dsn: str, *, autocommit: bool = True, application_name: str = "pyclient", is_worker: bool = False
-) -> Connection:
+def connect(dsn: str, *, autocommit: bool = True, is_worker: bool = False) -> Connection:
     """A connection, or CannotConnect with one line that says why."""
     try:
-        conn = psycopg.connect(_with_defaults(dsn, application_name), autocommit=True)
-        with _closed_on_error(conn.pgconn):
-            _settle(conn, is_worker=is_worker)
-            conn.autocommit = autocommit
+        conn = psycopg.connect(_with_defaults(dsn, is_worker), autocommit=True)
+        _settle(conn, is_worker)
+        conn.autocommit = autocommit
         return conn
     except psycopg.Error as error:
         raise cannot_connect(error) from error
 
 
-async def connect_async(dsn: str, *, application_name: str = "pyclient", is_worker: bool = False) -> AsyncConnection:
+async def connect_async(dsn: str, *, is_worker: bool = False) -> AsyncConnection:
     """The same for asyncio, in autocommit."""
     try:
-        conn = await psycopg.AsyncConnection.connect(_with_defaults(dsn, application_name), autocommit=True)
-        with _closed_on_error(conn.pgconn):
-            await _settle_async(conn, is_worker=is_worker)
+        conn = await psycopg.AsyncConnection.connect(_with_defaults(dsn, is_worker), autocommit=True)
+        await _settle_async(conn, is_worker)
         return conn
     except psycopg.Error as error:
         raise cannot_connect(error) from error
 
 
-@contextlib.contextmanager
-def _closed_on_error(pgconn: psycopg.pq.abc.PGconn) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        pgconn.finish()
-        raise
-
-
-def _with_defaults(dsn: str, application_name: str) -> str:
+def _with_defaults(dsn: str, is_worker: bool) -> str:
     """What the DSN says goes first."""
     given = conninfo_to_dict(dsn)
     defaults: dict[str, str | int] = {
         "connect_timeout": CONNECT_TIMEOUT,
-        "fallback_application_name": application_name,
+        "fallback_application_name": "pyclient worker" if is_worker else "pyclient",
         "client_encoding": ENCODING,
     }
     return make_conninfo(dsn, **{name: value for name, value in defaults.items() if name not in given})
@@ -99,15 +86,23 @@ def is_proxied(conn: Connection | AsyncConnection, server_pid: int) -> bool:
 _WHO = "select pg_backend_pid()"
 
 
-def _settle(conn: Connection, *, is_worker: bool = False) -> None:
+def _settle(conn: Connection, is_worker: bool = False) -> None:
     """Once for a connection."""
-    for statement in _settings(conn, conn.execute(_WHO).fetchone(), is_worker):
-        conn.execute(statement)
+    try:
+        for statement in _settings(conn, conn.execute(_WHO).fetchone(), is_worker):
+            conn.execute(statement)
+    except BaseException:
+        conn.close()
+        raise
 
 
-async def _settle_async(conn: AsyncConnection, *, is_worker: bool = False) -> None:
-    for statement in _settings(conn, await (await conn.execute(_WHO)).fetchone(), is_worker):
-        await conn.execute(statement)
+async def _settle_async(conn: AsyncConnection, is_worker: bool = False) -> None:
+    try:
+        for statement in _settings(conn, await (await conn.execute(_WHO)).fetchone(), is_worker):
+            await conn.execute(statement)
+    except BaseException:
+        await conn.close()
+        raise
 
 
 def _settings(conn: Connection | AsyncConnection, who: Any, is_worker: bool) -> Iterator[bytes]:
@@ -127,16 +122,12 @@ def _settings(conn: Connection | AsyncConnection, who: Any, is_worker: bool) -> 
 
 def connect_worker(dsn: str) -> Connection:
     """For a worker, in UTF-8 whatever the DSN says: queues, types and errors can have any name and text."""
-    return connect(
-        make_conninfo(patient(dsn), client_encoding=ENCODING), application_name="pyclient worker", is_worker=True
-    )
+    return connect(make_conninfo(patient(dsn), client_encoding=ENCODING), is_worker=True)
 
 
 async def connect_worker_async(dsn: str) -> AsyncConnection:
     """The same for asyncio."""
-    return await connect_async(
-        make_conninfo(patient(dsn), client_encoding=ENCODING), application_name="pyclient worker", is_worker=True
-    )
+    return await connect_async(make_conninfo(patient(dsn), client_encoding=ENCODING), is_worker=True)
 
 
 def check(conn: Connection) -> None:

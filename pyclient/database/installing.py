@@ -9,7 +9,6 @@ from psycopg import sql
 
 from pyclient import errors
 from pyclient.database.calling import Connection
-from pyclient.database.calls import revision
 from pyclient.database.connecting import cannot_connect
 
 
@@ -24,18 +23,24 @@ def trust_the_catalog_only(conn: Connection) -> None:
     conn.execute("set local search_path = pg_catalog, pg_temp")
 
 
-def installed_revision(conn: Connection) -> str | None:
-    """The newest revision this database has; None where pg_almanac is not installed."""
+def installed(conn: Connection) -> tuple[str | None, str | None]:
+    """The newest revision this database has, and the version its functions are of, if that is known; for
+    `schema.check`. Neither where pg_almanac is not installed."""
     try:
         with conn.transaction():
-            return revision(conn)
+            row = conn.execute("select almanac.revision(), almanac.installed_version()").fetchone()
+            return row or (None, None)
     except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction):
-        return None
+        return None, None
     except psycopg.errors.InsufficientPrivilege as error:
         raise errors.CannotConnect(
             f'role "{conn.info.user}" may not use pg_almanac',
             hint=f'Let an administrator run: grant almanac_worker to "{conn.info.user}"; (or another of its roles)',
         ) from error
+
+
+def note_version(conn: Connection, version: str | None) -> None:
+    conn.execute("update almanac.migration set version = %s", [version])
 
 
 @contextlib.contextmanager

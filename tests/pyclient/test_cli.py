@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from pyclient import embedded, migrate, settings
+from pyclient import __version__, embedded, migrate, settings
 from pyclient.cli import main
 from tests.servers import free_port
 
@@ -198,4 +198,25 @@ def test_a_worker_that_meets_a_newer_schema_says_so_and_works(live_dsn):
 
 def test_migrate_says_what_it_did(empty_dsn):
     assert "is now at revision" in pyclient("--dsn", empty_dsn, "migrate").stdout
-    assert "stays at revision" in pyclient("--dsn", empty_dsn, "migrate").stdout
+    assert "stays at revision" in (said := pyclient("--dsn", empty_dsn, "migrate").stdout)
+    assert said.endswith(f"functions are those of version {__version__}\n")
+
+
+def test_functions_of_a_newer_version_are_noticed_and_replaced_only_on_request(live_dsn):
+    with psycopg.connect(live_dsn, autocommit=True) as conn:
+        conn.execute("update almanac.migration set version = '99.0'")
+        assert_one_line(pyclient("--dsn", live_dsn, "migrate"), "99.0", "--downgrade")
+        checked = pyclient("--dsn", live_dsn, "check")
+        assert (checked.returncode, "functions of version 99.0, newer" in checked.stdout) == (0, True), checked
+        worked = pyclient("--dsn", live_dsn, "worker", "--burst")
+        assert (worked.returncode, "functions of version 99.0, newer" in worked.stderr) == (0, True), worked
+        assert pyclient("--dsn", live_dsn, "migrate", "--downgrade").returncode == 0
+        assert conn.execute("select almanac.installed_version()").fetchone() == (__version__,)
+
+
+def test_functions_of_an_older_version_are_one_line_that_names_the_command(live_dsn):
+    with psycopg.connect(live_dsn, autocommit=True) as conn:
+        conn.execute("update almanac.migration set version = '0.0.9'")
+    for command in ("check", "worker", "cron"):
+        arguments = ("describe", "@daily") if command == "cron" else ()
+        assert_one_line(pyclient("--dsn", live_dsn, command, *arguments), "0.0.9", "Run: pyclient migrate")

@@ -4,6 +4,7 @@ import concurrent.futures
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import alembic.script
@@ -11,10 +12,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from pyclient import embedded, errors, files, migrate, schema
+from pyclient import database, embedded, errors, files, migrate, schema
 from tests import servers
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+THIS = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]
 
 
 def tool(name: str) -> str:
@@ -35,6 +37,11 @@ def schema_of(dsn: str) -> str:
     return re.sub(r"^\\(un)?restrict .*$", "", done.stdout, flags=re.MULTILINE)
 
 
+def stamp_of(dsn: str) -> tuple[str | None, str | None]:
+    with psycopg.connect(dsn) as conn:
+        return database.installed(conn)
+
+
 @pytest.fixture
 def two_empty_databases(clone):
     with clone("template0") as one, clone("template0") as two:
@@ -47,8 +54,7 @@ def test_psql_and_migrate_give_the_same_database(two_empty_databases):
     done = psql(installed, "-f", str(CHECKOUT / "sql" / "install.sql"))
     assert done.returncode == 0, done.stderr
     assert schema_of(migrated) == schema_of(installed)
-    with psycopg.connect(installed) as conn:
-        assert conn.execute("select almanac.revision()").fetchone() == (migrate.head(),)
+    assert stamp_of(migrated) == stamp_of(installed) == (migrate.head(), THIS)
 
 
 def test_the_printed_installer_gives_the_same_database_through_a_driver(two_empty_databases):
@@ -57,6 +63,7 @@ def test_the_printed_installer_gives_the_same_database_through_a_driver(two_empt
     with psycopg.connect(installed, autocommit=True) as conn:
         conn.execute(migrate.installer().encode())
     assert schema_of(migrated) == schema_of(installed)
+    assert stamp_of(migrated) == stamp_of(installed)
 
 
 def test_the_printed_installer_runs_with_psql(empty_dsn, tmp_path):
@@ -116,7 +123,7 @@ def test_install_sql_lists_every_file_in_order():
 
 def test_migrating_again_changes_nothing(live_dsn):
     before = schema_of(live_dsn)
-    assert migrate.migrate(live_dsn) == migrate.Migrated(before=migrate.head(), after=migrate.head())
+    assert migrate.migrate(live_dsn) == migrate.Migrated(before=migrate.head(), after=migrate.head(), version=THIS)
     assert schema_of(live_dsn) == before
 
 
@@ -244,6 +251,54 @@ def test_a_program_that_meets_another_schema_says_so_and_names_the_command(chang
             migrate.check(installed)
         assert refused.value.hint == "Run: pyclient migrate"
     assert "pip install --upgrade" in str(migrate.check("9999"))
+
+
+IN_ORDER = [
+    "0.1.dev1", "0.1.0a1", "0.1.0b2", "0.1.0rc2", "0.1.0rc10", "0.1", "0.1.0.post1", "0.1.9", "0.1.10", "0.2.0", "1.0",
+    "10.0.0",
+]  # fmt: skip
+
+
+def test_versions_are_compared_as_numbers_and_a_candidate_comes_before_its_release(monkeypatch):
+    for place, ours in enumerate(IN_ORDER):
+        monkeypatch.setattr(schema, "VERSION", ours)
+        compared = [schema.compared(theirs) for theirs in IN_ORDER]
+        assert compared == [-1] * place + [0] + [1] * (len(IN_ORDER) - place - 1), ours
+    monkeypatch.setattr(schema, "VERSION", "0.1.0")
+    assert [schema.compared(theirs) for theirs in ("0.1", "0.1.0+deb12", None, "", "trunk")] == [0] * 5
+    monkeypatch.setattr(schema, "VERSION", None)
+    assert schema.compared("9.9") == 0
+
+
+def test_a_program_that_meets_functions_of_another_version_says_so(monkeypatch):
+    monkeypatch.setattr(schema, "VERSION", "0.2.0")
+    with pytest.raises(
+        errors.SchemaMismatch, match=r"functions of version 0\.1\.0, this .* version 0\.2\.0"
+    ) as refused:
+        migrate.check(migrate.head(), "0.1.0")
+    assert refused.value.hint == "Run: pyclient migrate"
+    assert "pip install --upgrade" in str(migrate.check(migrate.head(), "0.3.0"))
+    assert migrate.check(migrate.head(), "0.2.0") is migrate.check(migrate.head(), None) is None
+
+
+def test_an_older_version_takes_functions_of_a_newer_one_away_only_when_told_to(live_dsn, changed_sql, monkeypatch):
+    write_function(changed_sql, "", "")
+    monkeypatch.setattr(schema, "VERSION", "0.3.0")
+    migrate.migrate(live_dsn)
+    (changed_sql / "sql" / "95_extra.sql").unlink()
+    monkeypatch.setattr(schema, "VERSION", "0.2.0")
+    with pytest.raises(errors.SchemaMismatch, match=r"functions of 0\.3\.0, newer than .* 0\.2\.0") as refused:
+        migrate.migrate(live_dsn)
+    assert "--downgrade" in str(refused.value.hint)
+    assert (signatures(live_dsn), stamp_of(live_dsn)[1]) == (["extra()"], "0.3.0")
+    assert migrate.migrate(live_dsn, downgrade=True).version == "0.2.0"
+    assert (signatures(live_dsn), stamp_of(live_dsn)[1]) == ([], "0.2.0")
+
+
+def test_a_checkout_without_a_version_may_migrate_and_leaves_none(live_dsn, monkeypatch):
+    monkeypatch.setattr(schema, "VERSION", None)
+    migrate.migrate(live_dsn)
+    assert stamp_of(live_dsn) == (migrate.head(), None)
 
 
 # ── a managed service: no superuser, no pg_cron, roles made by an administrator ─────────────────────────────────────
