@@ -28,7 +28,7 @@ from pyclient.worker.link import Link, State, one_line, passes
 from pyclient.worker.listening import Listener
 from pyclient.worker.options import Options
 from pyclient.worker.reporting import LOCK_PATIENCE, LOCK_PATIENCE_ASIDE, Failed, Outbox, Released
-from pyclient.worker.rounds import Rounds
+from pyclient.worker.rounds import Rounds, Ticks
 from pyclient.worker.running import CANCELLED, LOST, STOPPING, Slots, drain
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Worker:
         # Unique for each process: a restarted worker must not be taken for the one that holds the old leases.
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self.metrics = Metrics()
+        self.ticks = Ticks(self.name)
         self.state = State()
         self.held: set[JobContext] = set()
         self.services = _Services(self.name, dsn, options.concurrency)
@@ -425,7 +426,7 @@ class Worker:
 
     def _tick(self, conn: database.Connection) -> None:
         if self.options.ticks:
-            database.tick_if_stale(conn, worker=self.name)
+            self.ticks(conn)
 
     def _lost(self, jobs: Sequence[JobContext]) -> None:
         for job in jobs:

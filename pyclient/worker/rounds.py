@@ -7,13 +7,17 @@ import threading
 import time
 from collections.abc import Callable
 
+import psycopg
+
 from pyclient import database, errors
-from pyclient.worker.link import State, ThreadLink
+from pyclient.worker.link import State, ThreadLink, passes
 
 logger = logging.getLogger("pyclient.worker")
 
 REPORT_EVERY = 10.0
 TICK_EVERY = 1.0
+# A tick that goes on failing is said again.
+REMIND_EVERY = 60.0
 
 
 class Rounds(threading.Thread):
@@ -60,3 +64,40 @@ class Rounds(threading.Thread):
             logger.debug("round failed: %s", error)
         except Exception:
             logger.exception("round failed")
+
+
+class Ticks:
+    """Ticks if nobody else does, and says when that fails. The function catches most failures and warns of them."""
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self._failing: tuple[str | None, str | None] | None = None
+        self._failed_at = self._said_at = 0.0
+
+    def __call__(self, conn: database.Connection) -> None:
+        heard = []
+
+        def hear(diag: psycopg.errors.Diagnostic) -> None:
+            if diag.severity_nonlocalized == "WARNING":
+                heard.append(((diag.message_primary or "").removeprefix("tick failed: "), diag.sqlstate))
+
+        conn.add_notice_handler(hear)
+        ticked = False
+        try:
+            ticked = database.tick_if_stale(conn, worker=self.worker)
+        except database.DatabaseError as error:
+            if passes(error):
+                raise
+            heard.append((error.diag.message_primary or str(error), error.sqlstate))
+        finally:
+            conn.remove_notice_handler(hear)
+        now = time.monotonic()
+        if heard:
+            self._failed_at = now
+            if self._failing != heard[-1] or now - self._said_at >= REMIND_EVERY:
+                self._failing, self._said_at = heard[-1], now
+                logger.warning("tick failed", extra={"error": heard[-1][0], "sqlstate": heard[-1][1]})
+        # Without an answer of its own this worker may just have left the tick to another one, which fails.
+        elif self._failing and (ticked or now - self._failed_at >= REMIND_EVERY):
+            self._failing = None
+            logger.info("ticks work again")

@@ -25,6 +25,7 @@ from pyclient.migrate import migrate
 from pyclient.worker import reporting
 from pyclient.worker.claiming import Fetcher
 from pyclient.worker.leases import Keeper
+from pyclient.worker.rounds import Ticks
 from pyclient.worker.threads import Threads
 from tests.workers import ROOT, Jobs, in_thread, process, run_due, wait_until
 
@@ -1000,6 +1001,79 @@ def test_a_worker_ticks_when_nobody_else_does(app, live_dsn, jobs):
     ticks = [tick for _, tick, _ in seen]
     assert all(tick is not None and tick.microsecond == 0 for tick in ticks)
     assert len(set(ticks)) == len(ticks)
+
+
+RAISING = """
+create or replace function almanac.tick_if_stale(worker text, stale_after interval default '3 seconds')
+    returns boolean language plpgsql as $$ begin {} end $$
+"""
+
+
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        ("raise exception 'no room' using errcode = '53100'", None),
+        ("raise exception 'no such day' using errcode = '2BP01'", ("no such day", "2BP01")),
+        ("raise warning 'tick failed: no such day'; return false", ("no such day", "01000")),
+        ("raise notice 'tick failed: not at all'; return false", None),
+    ],
+    ids=["the database is away", "raised", "warned of", "a notice"],
+)
+def test_ticks_that_fail_are_said_once_and_again_after_a_while(live_dsn, jobs, caplog, monkeypatch, failing, said):
+    caplog.set_level("INFO", "pyclient.worker")
+    definition = "select pg_get_functiondef('almanac.tick_if_stale'::regproc)"
+    as_it_was = jobs.conn.execute(definition).fetchone()[0]
+    ticks = Ticks("w")
+
+    def tick() -> list[tuple[Any, ...]]:
+        caplog.clear()
+        with contextlib.suppress(psycopg.OperationalError):
+            ticks(conn)
+        return [
+            (one.levelname, one.getMessage(), getattr(one, "error", None), getattr(one, "sqlstate", None))
+            for one in caplog.records
+        ]
+
+    def replace(body: str) -> None:
+        jobs.conn.execute(RAISING.format(body + ";").encode())
+
+    warning = [("WARNING", "tick failed", *said)] if said else []
+    with database.connect_worker(live_dsn) as conn:
+        assert tick() == []
+        replace(failing)
+        assert tick() == warning
+        assert tick() == tick() == []
+        monkeypatch.setattr("pyclient.worker.rounds.REMIND_EVERY", 0.0)
+        assert tick() == warning
+        monkeypatch.setattr("pyclient.worker.rounds.REMIND_EVERY", 60.0)
+        replace("raise exception 'something else' using errcode = 'P0001'")
+        assert tick() == [("WARNING", "tick failed", "something else", "P0001")]
+        # Another worker has the tick, and it may fail there.
+        replace("return false")
+        assert tick() == []
+        jobs.conn.execute(as_it_was.encode())
+        jobs.conn.execute("delete from almanac.heartbeat")
+        assert tick() == [("INFO", "ticks work again", None, None)]
+        assert tick() == []
+
+
+def test_a_worker_says_why_its_ticks_fail_and_when_they_work_again(app, live_dsn, jobs, caplog):
+    caplog.set_level("INFO", "pyclient.worker")
+
+    def said(level: str, message: str) -> list[Any]:
+        return [one for one in caplog.records if (one.levelname, one.getMessage()) == (level, message)]
+
+    beat = jobs.conn.execute("select pg_get_functiondef('almanac._beat'::regproc)").fetchone()[0]
+    jobs.conn.execute("""
+        create or replace function almanac._beat(source text, ticked_by text) returns void language plpgsql as $$
+        begin raise exception 'the view mine is in the way'; end $$""")
+    with in_thread(app, live_dsn):
+        (failed,) = wait_until(lambda: said("WARNING", "tick failed"))
+        assert failed.error == "the view mine is in the way"
+        wait_until(lambda: jobs.rows("select from almanac.alert where alert = 'tick_failed' and occurrences > 2"))
+        jobs.conn.execute(beat.encode())
+        wait_until(lambda: said("INFO", "ticks work again"))
+    assert len(said("WARNING", "tick failed")) == 1
 
 
 def test_ctrl_c_is_heard_once_and_handlers_finish(tmp_path, live_dsn, jobs):
