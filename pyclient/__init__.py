@@ -3,17 +3,13 @@
 Every guarantee is kept by the functions of the schema `almanac`; nothing in this package is needed for one.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
-try:
-    __version__ = version("pg-almanac")
-except PackageNotFoundError:  # run from a checkout that was never installed
-    __version__ = "0+unknown"
-
 from pyclient import errors
 from pyclient.app import Almanac
 from pyclient.context import JobContext
 from pyclient.outcomes import Cancelled, PermanentError, RetryAfter, Snooze
+from pyclient.schema import VERSION
+
+__version__ = VERSION or "0+unknown"
 
 __all__ = [
     "Almanac",

@@ -38,10 +38,15 @@ def migrate(dsn: str, *, downgrade: bool = False) -> Migrated:
                 database.run_script(conn, file.text())
         before, version = database.installed(conn)
         if before is not None and not known(before):
-            raise _outdated(f"revision {before}, which this pyclient does not know (it brings {head()})")
+            raise errors.SchemaMismatch(
+                f"the database has revision {before}, which this pyclient does not know (it brings {head()})",
+                detail="A newer pyclient has migrated it.",
+                hint="Install the newer version: pip install --upgrade pg-almanac",
+            )
         if schema.compared(version) > 0 and not downgrade:
-            raise _outdated(
-                f"the functions of {version}, newer than this pyclient's {schema.VERSION}", option="--downgrade"
+            raise errors.SchemaMismatch(
+                f"the database has the functions of {version}, newer than this pyclient's {schema.VERSION}",
+                hint="Install the newer version: pip install --upgrade pg-almanac, or say --downgrade.",
             )
         with database.install_errors():
             _run_revisions(alembic_connection)
@@ -49,14 +54,6 @@ def migrate(dsn: str, *, downgrade: bool = False) -> Migrated:
             database.note_version(conn, schema.VERSION)
         alembic_connection.commit()
         return Migrated(before, head(), schema.VERSION)
-
-
-def _outdated(has: str, *, option: str = "") -> errors.SchemaMismatch:
-    return errors.SchemaMismatch(
-        f"the database has {has}",
-        detail="A newer pyclient has migrated it.",
-        hint="Install the newer version: pip install --upgrade pg-almanac" + (option and f", or say {option}"),
-    )
 
 
 def defined_functions(script: str) -> list[str]:

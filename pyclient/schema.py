@@ -4,11 +4,14 @@ Apart from migrate.py, so that a worker can ask without alembic.
 """
 
 import re
+from importlib import metadata
 
-from pyclient import __version__, errors, files
+from pyclient import errors, files
 
-#: None in a checkout that was never installed.
-VERSION = None if __version__ == "0+unknown" else __version__
+try:
+    VERSION: str | None = metadata.version("pg-almanac")
+except metadata.PackageNotFoundError:  # run from a checkout that was never installed
+    VERSION = None
 _STAGES = ("dev", "a", "b", "rc", None, "post")
 
 

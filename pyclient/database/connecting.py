@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import math
 import os
 import re
@@ -31,7 +32,7 @@ ENCODING = "UTF8"
 def connect(dsn: str, *, autocommit: bool = True, is_worker: bool = False) -> Connection:
     """A connection, or CannotConnect with one line that says why."""
     try:
-        conn = psycopg.connect(_with_defaults(dsn, is_worker), autocommit=True)
+        conn = psycopg.connect(patient(dsn, is_worker=is_worker), autocommit=True)
         _settle(conn, is_worker)
         conn.autocommit = autocommit
         return conn
@@ -42,29 +43,20 @@ def connect(dsn: str, *, autocommit: bool = True, is_worker: bool = False) -> Co
 async def connect_async(dsn: str, *, is_worker: bool = False) -> AsyncConnection:
     """The same for asyncio, in autocommit."""
     try:
-        conn = await psycopg.AsyncConnection.connect(_with_defaults(dsn, is_worker), autocommit=True)
+        conn = await psycopg.AsyncConnection.connect(patient(dsn, is_worker=is_worker), autocommit=True)
         await _settle_async(conn, is_worker)
         return conn
     except psycopg.Error as error:
         raise cannot_connect(error) from error
 
 
-def _with_defaults(dsn: str, is_worker: bool) -> str:
-    """What the DSN says goes first."""
-    given = conninfo_to_dict(dsn)
-    defaults: dict[str, str | int] = {
-        "connect_timeout": CONNECT_TIMEOUT,
-        "fallback_application_name": "pyclient worker" if is_worker else "pyclient",
-        "client_encoding": ENCODING,
-    }
-    return make_conninfo(dsn, **{name: value for name, value in defaults.items() if name not in given})
-
-
-def patient(dsn: str) -> str:
+def patient(dsn: str, *, is_worker: bool = False) -> str:
     """The DSN with what a process that runs for months needs: a dead network is noticed, and of several hosts the
-    one that can be written to is used. What the DSN says itself stays."""
+    one that can be written to is used. What the DSN says itself stays, but for a worker's encoding: queues, types and
+    errors can have any name and text."""
     given = conninfo_to_dict(dsn)
     wanted: dict[str, Any] = {
+        "fallback_application_name": "pyclient worker" if is_worker else "pyclient",
         "connect_timeout": CONNECT_TIMEOUT,
         "keepalives_idle": 15,
         "keepalives_interval": 5,
@@ -74,13 +66,7 @@ def patient(dsn: str) -> str:
     }
     if "," in str(given.get("host", "")):
         wanted["target_session_attrs"] = "read-write"
-    return make_conninfo(**(wanted | given))
-
-
-def is_proxied(conn: Connection | AsyncConnection, server_pid: int) -> bool:
-    """A pooler answers with a process number of its own: sessions are shared then, so neither LISTEN nor prepared
-    statements can be relied on."""
-    return conn.info.backend_pid != server_pid
+    return make_conninfo(**(wanted | given | ({"client_encoding": ENCODING} if is_worker else {})))
 
 
 _WHO = "select pg_backend_pid()"
@@ -107,9 +93,9 @@ async def _settle_async(conn: AsyncConnection, is_worker: bool = False) -> None:
 
 def _settings(conn: Connection | AsyncConnection, who: Any, is_worker: bool) -> Iterator[bytes]:
     """Times as the driver reads them, and the isolation level that a worker's calls are made for: role and database may
-    have others. Where a pooler shares sessions (see `is_proxied`) there are no prepared statements, and a setting would
-    stay for others. Not the DateStyle, which poolers keep for each client."""
-    if who is None or is_proxied(conn, who[0]):
+    have others. A pooler answers with a process number of its own. Sessions are shared then: neither LISTEN nor what
+    is prepared can be relied on, and a setting would stay for others; the DateStyle of each is kept by poolers."""
+    if who is None or conn.info.backend_pid != who[0]:
         conn.prepare_threshold = None
     if not (conn.info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
         yield b"set datestyle to iso"
@@ -120,14 +106,8 @@ def _settings(conn: Connection | AsyncConnection, who: Any, is_worker: bool) -> 
             yield b"set default_transaction_isolation to 'read committed'"
 
 
-def connect_worker(dsn: str) -> Connection:
-    """For a worker, in UTF-8 whatever the DSN says: queues, types and errors can have any name and text."""
-    return connect(make_conninfo(patient(dsn), client_encoding=ENCODING), is_worker=True)
-
-
-async def connect_worker_async(dsn: str) -> AsyncConnection:
-    """The same for asyncio."""
-    return await connect_async(make_conninfo(patient(dsn), client_encoding=ENCODING), is_worker=True)
+connect_worker = functools.partial(connect, is_worker=True)
+connect_worker_async = functools.partial(connect_async, is_worker=True)
 
 
 def check(conn: Connection) -> None:
@@ -172,7 +152,7 @@ def pool(dsn: str, *, max_size: int = 10) -> Pool:
     one that a restart of the server broke would fail somebody's attempt."""
     opened = ConnectionPool(
         patient(dsn),
-        kwargs=_POOLED,
+        kwargs={"autocommit": True},
         min_size=0,
         max_size=max_size,
         timeout=POOL_TIMEOUT,
@@ -200,7 +180,7 @@ def pool_async(dsn: str, *, max_size: int = 10) -> AsyncPool:
     """The same for asyncio; to be opened."""
     return AsyncConnectionPool(
         patient(dsn),
-        kwargs=_POOLED,
+        kwargs={"autocommit": True},
         min_size=0,
         max_size=max_size,
         timeout=POOL_TIMEOUT,
@@ -240,9 +220,6 @@ def _installed() -> Iterator[None]:
         yield
     except psycopg.errors.InvalidSchemaName as error:
         raise errors.SchemaMismatch("the database does not have pg_almanac", hint="Run: pyclient migrate") from error
-
-
-_POOLED: dict[str, Any] = {"autocommit": True, "fallback_application_name": "pyclient"}
 
 
 def cannot_connect(error: psycopg.Error) -> errors.CannotConnect:

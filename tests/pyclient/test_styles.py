@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -28,7 +29,7 @@ def styled_dsn(request, live_dsn):
 
 
 def test_an_app_is_declared_and_its_jobs_end_as_they_should(styled_dsn):
-    seen = []
+    seen: list[Any] = []
     with contextlib.closing(Almanac(styled_dsn)) as app, contextlib.closing(Jobs(styled_dsn)) as jobs:
 
         @app.schedule("0 9 1 1 *", timezone="Europe/Brussels", max_age=timedelta(hours=36))
