@@ -1,6 +1,6 @@
 # make demo   see it work, on a PostgreSQL from a PyPI wheel: nothing to set up
 # make test   everything that guards the project (PG=embedded: on the wheel's PostgreSQL only)
-# make lint   the checks without the tests
+# make lint   the checks without the tests; make test-lowest: the client with the lowest versions of what it needs
 # make breaches  plant a bug for each of fifteen promises: the tests that guard it have to fail (ONLY=name,name)
 # make bench  how fast it is here; make bench-peers: beside other job queues
 PYTHON ?= python3
@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PG     ?= auto
 PYTEST_ARGS ?=
 
-.PHONY: help venv demo test lint breaches bench bench-peers freeze-baseline
+.PHONY: help venv demo test test-lowest lint breaches bench bench-peers freeze-baseline
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -38,6 +38,16 @@ test: venv
 ifneq ($(PG),embedded)
 	$(BIN)/pytest --pg=embedded -n auto $(PYTEST_ARGS) tests/sql
 endif
+
+# Another environment, with the lowest versions that pyproject.toml allows.
+test-lowest: LOWEST := .venv-lowest
+test-lowest:
+	@tests/prepare $(PG)
+	@test -x $(LOWEST)/bin/pip || $(PYTHON) -m venv $(LOWEST)
+	@$(PYTHON) tests/lowest.py > $(LOWEST)/constraints.txt
+	@$(LOWEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
+	    --constraint $(LOWEST)/constraints.txt -e '.[dev,speed]'
+	$(LOWEST)/bin/pytest --pg=$(PG) -n auto $(PYTEST_ARGS) tests/pyclient tests/docs
 
 lint: venv
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from pyclient import files, migrate
+from tests import lowest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -53,6 +54,11 @@ def installed(request, wheel):
             site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
             Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
         yield Path(folder) / "bin" / "pyclient"
+
+
+def test_every_dependency_has_a_lowest_version_that_can_be_run():
+    allowed = {requirement.partition("==")[0] for requirement in lowest.constraints()}
+    assert allowed >= {"SQLAlchemy", "alembic", "click", "psycopg", "psycopg-pool", "pydantic", "orjson", "sentry-sdk"}
 
 
 def test_the_wheel_alone_migrates(installed, empty_dsn, tmp_path):

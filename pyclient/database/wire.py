@@ -34,11 +34,10 @@ class Statement:
     def send(self, conn: AsyncConnection, parameters: Sequence[bytes | None]) -> None:
         """Without waiting. Parameters are text in the connection's encoding, None is null. The next that is done with
         the connection has to be `answer`. Not for pipelines."""
-        values = list(parameters)  # psycopg 3.2 takes no other sequence
         if conn.prepare_threshold is not None:
-            conn.pgconn.send_query_prepared(self.name, values, result_format=pq.Format.BINARY)
+            conn.pgconn.send_query_prepared(self.name, parameters, result_format=pq.Format.BINARY)
         else:
-            conn.pgconn.send_query_params(self.text, values, result_format=pq.Format.BINARY)
+            conn.pgconn.send_query_params(self.text, parameters, result_format=pq.Format.BINARY)
 
     async def answer(self, conn: AsyncConnection) -> list[tuple[Any, ...]]:
         """The rows for what was sent, by the connection's loaders for binary."""

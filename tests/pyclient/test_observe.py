@@ -192,14 +192,14 @@ def test_errors_reach_sentry_with_the_job_and_without_its_payload(app, live_dsn)
     with sdk.new_scope() as scope:
         client = sdk.Client(dsn="https://key@sentry.invalid/1", before_send=lambda event, hint: events.append(event))
         scope.set_client(client)
-        sdk.get_global_scope().set_client(client)
+        sdk.Scope.get_global_scope().set_client(client)
         try:
             assert sentry.is_active()
             job = app.enqueue("fails_once", {"secret": "do not send me"})
             app.enqueue("snoozes")
             run_due(app, live_dsn)
         finally:
-            sdk.get_global_scope().set_client(None)
+            sdk.Scope.get_global_scope().set_client(None)
     (event,) = events
     assert event["exception"]["values"][-1]["value"] == "for now"
     assert event["contexts"]["job"]["job_id"] == job.job_id
