@@ -26,6 +26,8 @@ class Migrated:
     before: str | None
     after: str
     version: str | None
+    #: Names in grants on queues that mean no role of this server.
+    unbound: tuple[str, ...] = ()
 
 
 def migrate(dsn: str, *, downgrade: bool = False) -> Migrated:
@@ -52,8 +54,9 @@ def migrate(dsn: str, *, downgrade: bool = False) -> Migrated:
             _run_revisions(alembic_connection)
             _replace_functions(conn)
             database.note_version(conn, schema.VERSION)
+            unbound = database.bind_grants(conn)
         alembic_connection.commit()
-        return Migrated(before, head(), schema.VERSION)
+        return Migrated(before, head(), schema.VERSION, tuple(unbound))
 
 
 def defined_functions(script: str) -> list[str]:

@@ -25,6 +25,8 @@ def migrate(app: "App", start_ticking: bool, downgrade: bool) -> None:
         done = migrate(dsn, downgrade=downgrade)
         step = f"stays at revision {done.after}" if done.before == done.after else f"is now at revision {done.after}"
         click.echo(f"schema almanac {step}; functions are those of version {done.version}")
+        for role in done.unbound:
+            click.echo(f"grants on queues name a role {role!r} that is not the one they meant: grant_queue(...) again")
         if start_ticking:
             with database.connect(dsn) as conn:
                 click.echo(database.start_ticking(conn))

@@ -63,6 +63,7 @@ from pyclient.database.connecting import (
     pool_async,
 )
 from pyclient.database.installing import (
+    bind_grants,
     create_database_if_missing,
     drop_all_except,
     install_errors,
@@ -110,7 +111,7 @@ from pyclient.database.working import (
 __all__ = [
     "OMIT", "AsyncConnection", "AsyncPool", "Call", "ClaimArguments", "Claimed", "ClaimedJob", "ClaimedRows",
     "Connection", "DatabaseError", "EnqueuedJob", "FailedJob", "JsonText", "Pool", "PreviewedRun", "SeenJob",
-    "all_jobs", "call_sql", "cancel", "cancel_held", "check", "claim_arguments", "claim_due", "claim_one",
+    "all_jobs", "bind_grants", "call_sql", "cancel", "cancel_held", "check", "claim_arguments", "claim_due", "claim_one",
     "claimed_rows", "clone_database", "complete", "complete_many", "complete_rows", "connect", "connect_async",
     "connect_worker", "connect_worker_async", "count_due", "create_database_if_missing", "describe_cron", "doze",
     "doze_for", "drop_all_except", "drop_database", "dsn_of", "enqueue", "enqueue_many",

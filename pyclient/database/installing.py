@@ -43,6 +43,12 @@ def note_version(conn: Connection, version: str | None) -> None:
     conn.execute("update almanac.migration set version = %s", [version])
 
 
+def bind_grants(conn: Connection) -> list[str]:
+    """After a restore on another server, let grants on queues mean its roles; returns names that mean none."""
+    row = conn.execute("select almanac._bind_grants()").fetchone()
+    return row[0] if row else []
+
+
 @contextlib.contextmanager
 def install_errors() -> Iterator[None]:
     """What the server says while installing, with its DETAIL and HINT, as one of our errors."""

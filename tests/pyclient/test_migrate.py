@@ -343,3 +343,29 @@ def test_a_role_that_may_not_create_the_schema_is_told_so(clone, server, mainten
         migrate.migrate(psycopg.conninfo.make_conninfo(dsn, user="almanac_stranger", password="x"))
     assert "grant create on database" in str(refused.value.hint)
     maintenance.execute("drop role almanac_stranger")
+
+
+# ── rights on queues ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_grants_mean_the_roles_of_a_server_where_they_were_restored_and_no_others(live_dsn, maintenance, worker_id):
+    name = f"test_{worker_id}_restored"
+    maintenance.execute(f"drop role if exists {name}")
+    maintenance.execute(f"create role {name}")
+    try:
+        with psycopg.connect(live_dsn, autocommit=True) as conn:
+            conn.execute("select almanac.grant_queue('default', %s, 'work')", [name])
+            conn.execute("select almanac.grant_queue('default', 'almanac_admin', 'work')")
+            conn.execute("update almanac.queue_grant set role_oid = 1")
+            assert migrate.migrate(live_dsn).unbound == ()
+            bound = (
+                "select count(*) from almanac.queue_grant g join pg_roles r on (r.oid, r.rolname) = (role_oid, role)"
+            )
+            assert conn.execute(bound).fetchone() == (2,)
+            # On the same server a name that means another role now is said, and gets nothing.
+            maintenance.execute(f"drop role {name}")
+            maintenance.execute(f"create role {name}")
+            assert migrate.migrate(live_dsn).unbound == (name,)
+            assert conn.execute(bound).fetchone() == (1,)
+    finally:
+        maintenance.execute(f"drop role {name}")
