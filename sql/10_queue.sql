@@ -1,7 +1,6 @@
 -- 10 queue: the unit of isolation, of rights and of scale-out. Every table that holds work starts its key with it.
--- Here and in all tables, text that is part of a key is in the order of bytes (collate "C"). The order of a language
--- comes from a library of the operating system and changes with its versions; an index from before then no longer finds
--- what it holds, and a tick or a key that is there could be let in a second time. The order of bytes is also quicker.
+-- Text in keys is collate "C". A language's order comes from the operating system and changes with its versions: a
+-- unique index from before such a change could let a tick or a key in a second time.
 
 create table almanac.queue (
     queue               text collate "C" not null,

@@ -1,9 +1,7 @@
 -- 11 job: live work only. A finished job leaves this table for job_history in the transaction that finishes it.
 
--- What holds for one column is the check of a domain, what ties columns together is a check of the table. A domain is
--- checked when a value is given, and read from the catalog once in a session. A table's checks are parsed from text by
--- each statement that writes, which for a single job costs as much as the row, and asked again by each update of it: a
--- claim would read every payload.
+-- Checks of one column are domains: checked when a value is given, read from the catalog once a session. Checks of a
+-- table are parsed by each statement that writes, and asked again by each UPDATE: a claim would read every payload.
 create domain almanac.job_payload as jsonb
     constraint job_payload_is_object_or_array check (jsonb_typeof(value) in ('object', 'array'));
 comment on domain almanac.job_payload is 'What a job can be given: a JSON object or array.';

@@ -49,25 +49,20 @@ create index job_history_schedule_idx on almanac.job_history (queue, schedule, t
 comment on table almanac.job_history is 'Finished jobs. A redriven job has one row for each of its lives.';
 comment on table almanac_days.job_history_default is
     'Catches rows of days that have no partition yet; the housekeeper moves them.';
-comment on column almanac.job_history.queue is 'As in job.';
-comment on column almanac.job_history.id is 'As in job.';
-comment on column almanac.job_history.job_type is 'As in job.';
+do $$
+declare
+    v_column name;
+begin
+    for v_column in
+        select attname from pg_attribute where attrelid = 'almanac.job_history'::regclass and attnum > 0
+    loop
+        execute format('comment on column almanac.job_history.%I is %L', v_column, 'As in job.');
+    end loop;
+end;
+$$;
 comment on column almanac.job_history.state is 'completed, dead or cancelled.';
-comment on column almanac.job_history.priority is 'As in job.';
 comment on column almanac.job_history.due_at is 'When the last attempt was due.';
-comment on column almanac.job_history.payload is 'As in job.';
 comment on column almanac.job_history.attempt is 'Attempts consumed in this life.';
-comment on column almanac.job_history.max_attempts is 'As in job.';
-comment on column almanac.job_history.base_delay is 'As in job.';
-comment on column almanac.job_history.max_delay is 'As in job.';
-comment on column almanac.job_history.lease is 'As in job.';
-comment on column almanac.job_history.dedup_key is 'As in job.';
-comment on column almanac.job_history.concurrency_key is 'As in job.';
-comment on column almanac.job_history.idempotency_key is 'As in job.';
-comment on column almanac.job_history.headers is 'As in job.';
-comment on column almanac.job_history.schedule is 'As in job.';
-comment on column almanac.job_history.tick_at is 'As in job.';
-comment on column almanac.job_history.caught_up is 'As in job.';
 comment on column almanac.job_history.lease_token is 'The last token issued; the one that completed a completed job.';
 comment on column almanac.job_history.leased_by is 'The worker of the last attempt, if it was running when it ended.';
 comment on column almanac.job_history.claimed_at is
@@ -78,8 +73,6 @@ comment on column almanac.job_history.external_id is 'The other side''s id of th
 comment on column almanac.job_history.ended_by is 'Who cancelled it.';
 comment on column almanac.job_history.end_reason is 'Why it was cancelled or why no attempt was left.';
 comment on column almanac.job_history.redriven_at is 'When the dead job was brought back.';
-comment on column almanac.job_history.created_at is 'As in job.';
-comment on column almanac.job_history.created_by is 'As in job.';
 comment on column almanac.job_history.finished_at is 'When this life ended.';
 
 create table almanac.attempt (

@@ -153,19 +153,19 @@ create table almanac.schedule_template (
 );
 comment on table almanac.schedule_template is
     'Usual settings under a name. Copied when a schedule is put, so a change reaches only schedules put after it.';
+do $$
+declare
+    v_column name;
+begin
+    for v_column in
+        select attname from pg_attribute where attrelid = 'almanac.schedule_template'::regclass and attnum > 0
+    loop
+        execute format('comment on column almanac.schedule_template.%I is %L', v_column,
+                       'As in schedule; null: the template says nothing about it.');
+    end loop;
+end;
+$$;
 comment on column almanac.schedule_template.template is 'Its name.';
-comment on column almanac.schedule_template.cron is
-    'As in schedule; null here and below: the template says nothing about it.';
-comment on column almanac.schedule_template.timezone is 'As in schedule.';
-comment on column almanac.schedule_template.dst_gap is 'As in schedule.';
-comment on column almanac.schedule_template.dst_overlap is 'As in schedule.';
-comment on column almanac.schedule_template.jitter is 'As in schedule.';
-comment on column almanac.schedule_template.overlap is 'As in schedule.';
-comment on column almanac.schedule_template.max_running is 'As in schedule.';
-comment on column almanac.schedule_template.catch_up is 'As in schedule.';
-comment on column almanac.schedule_template.max_age is 'As in schedule.';
-comment on column almanac.schedule_template.max_runs is 'As in schedule.';
-comment on column almanac.schedule_template.pace is 'As in schedule.';
 comment on column almanac.schedule_template.description is 'What it is for, in words.';
 comment on column almanac.schedule_template.changed_at is 'When it was last changed.';
 comment on column almanac.schedule_template.changed_by is 'Who changed it.';

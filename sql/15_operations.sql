@@ -86,14 +86,11 @@ comment on column almanac.alert.occurrences is 'How often it was noticed.';
 comment on column almanac.alert.cleared_at is 'When it went away; null: still so.';
 
 create table almanac.installation (
-    only_row          boolean not null default true,
-    database_oid      oid not null,
-    table_oid         oid not null,
-    system_identifier bigint,
-    major_version     integer not null,
-    held_at           timestamptz,
-    held_by           text,
-    hold_reason       text,
+    only_row    boolean not null default true,
+    home        text[] not null,
+    held_at     timestamptz,
+    held_by     text,
+    hold_reason text,
     constraint installation_pkey primary key (only_row),
     constraint installation_is_one check (only_row),
     constraint installation_hold_is_whole check (
@@ -102,11 +99,8 @@ create table almanac.installation (
 comment on table almanac.installation is
     'Where these tables live, by which a copy is told; and whether all work is held.';
 comment on column almanac.installation.only_row is 'There is one row.';
-comment on column almanac.installation.database_oid is 'Of the database. A restore or a clone has another.';
-comment on column almanac.installation.table_oid is 'Of this table. A restore has another.';
-comment on column almanac.installation.system_identifier is
-    'Of the cluster. Compared on the same major version only: pg_upgrade draws a new one. Null: not readable.';
-comment on column almanac.installation.major_version is 'Of PostgreSQL, when this was written down.';
+comment on column almanac.installation.home is
+    'Oid of the database and of this table, system identifier of the cluster, major version of PostgreSQL.';
 comment on column almanac.installation.held_at is 'Since when nothing is claimed and nothing ticks.';
 comment on column almanac.installation.held_by is 'Who held it; copy: it holds itself because it is one.';
 comment on column almanac.installation.hold_reason is 'Why.';

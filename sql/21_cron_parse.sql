@@ -20,31 +20,6 @@ create or replace function almanac._field_value(field integer, token text)
 comment on function almanac._field_value(integer, text) is
     'Value of a number or of a name of a month (field 5) or weekday (field 6).';
 
--- 21 _plain_bits: the four forms that fill most crontabs, * a */n a-b in numbers, as a mask; null for anything else,
--- good or bad, which parse_cron then takes apart.
--- Calls: _bits.
-create or replace function almanac._plain_bits(item text, low integer, high integer)
-    returns bigint
-    language sql immutable parallel safe
-    return case
-        when _plain_bits.item = '*' then almanac._bits(_plain_bits.low, _plain_bits.high, 1)
-        when _plain_bits.item like '*%' then
-            case when _plain_bits.item ~ '^[*]/[1-9][0-9]?$'
-                      and substr(_plain_bits.item, 3)::integer <= _plain_bits.high
-                 then almanac._bits(_plain_bits.low, _plain_bits.high, substr(_plain_bits.item, 3)::integer) end
-        when _plain_bits.item like '%-%' then
-            case when _plain_bits.item ~ '^[0-9]{1,2}-[0-9]{1,2}$'
-                      and split_part(_plain_bits.item, '-', 1)::integer >= _plain_bits.low
-                      and split_part(_plain_bits.item, '-', 2)::integer
-                          between split_part(_plain_bits.item, '-', 1)::integer and _plain_bits.high
-                 then almanac._bits(split_part(_plain_bits.item, '-', 1)::integer,
-                                    split_part(_plain_bits.item, '-', 2)::integer, 1) end
-        when _plain_bits.item ~ '^[0-9]{1,2}$' then
-            case when _plain_bits.item::integer between _plain_bits.low and _plain_bits.high
-                 then 1::bigint << _plain_bits.item::integer end end;
-comment on function almanac._plain_bits(text, integer, integer) is
-    'Mask of an item *, a, */n or a-b in numbers; null if it is none of these or out of range.';
-
 -- 21 _parse_every: the duration of "@every 1h30m10s" in microseconds, written as Go writes durations.
 create or replace function almanac._parse_every(duration text)
     returns bigint
@@ -78,7 +53,7 @@ comment on function almanac._parse_every(text) is 'Microseconds in a Go-style du
 -- 21 parse_cron: text to cron_rule, once, when a schedule is written. The grammar stands in docs/cron.md.
 -- A refusal names the field, the part and what is allowed there, because the reader has only the expression in hand.
 -- Plain expressions on plain variables: array constants and capturing groups would cost more than all the rest.
--- Calls: _bits, _field_name, _field_value, _has_a_date, _parse_every, _plain_bits.
+-- Calls: _bits, _field_name, _field_value, _has_a_date, _parse_every.
 create or replace function almanac.parse_cron(cron text)
     returns almanac.cron_rule
     language plpgsql immutable strict parallel safe security definer set search_path = pg_catalog, pg_temp
@@ -96,7 +71,6 @@ declare
     v_low    integer;
     v_high   integer;
     v_step   integer;
-    v_bits   bigint;
     v_mask   bigint;
     v_masks  bigint[];
     v_why    text;
@@ -173,11 +147,6 @@ begin
         v_text := case when v_text = '?' and v_field in (4, 6) then '*' else v_text end;
         v_min := case when v_field in (4, 5) then 1 else 0 end;
         v_max := case v_field when 3 then 23 when 4 then 31 when 5 then 12 when 6 then 7 else 59 end;
-        v_mask := almanac._plain_bits(v_text, v_min, v_max);
-        if v_mask is not null then
-            v_masks[v_field] := v_mask;
-            continue;
-        end if;
         v_mask := 0;
         v_parts := string_to_array(v_text, ',');
         -- Values are few, so a list that is very long repeats itself.
@@ -186,10 +155,7 @@ begin
         end if;
         foreach v_part in array v_parts loop
             v_why := null;
-            v_bits := almanac._plain_bits(v_part, v_min, v_max);
-            if v_bits is not null then
-                v_mask := v_mask | v_bits;
-            elsif v_field = 4 and v_part = 'LW' then
+            if v_field = 4 and v_part = 'LW' then
                 v_rule.dom_last_weekday := true;
             elsif v_field = 4 and v_part ~ '^L(-[0-9]{1,4})?$' then
                 v_low := nullif(substr(v_part, 3), '');

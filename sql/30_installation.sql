@@ -1,52 +1,44 @@
 -- 30 _here: what a copy of this database cannot have in common with it.
 create or replace function almanac._here()
-    returns almanac.installation
+    returns text[]
     language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_here almanac.installation;
+    v_cluster text;
 begin
-    v_here.database_oid := (select d.oid from pg_database d where d.datname = current_database());
-    v_here.table_oid := 'almanac.installation'::regclass;
-    v_here.major_version := current_setting('server_version_num')::integer / 10000;
-    v_here.system_identifier := (select c.system_identifier from pg_control_system() c);
-    return v_here;
-exception
-    when insufficient_privilege then return v_here;
+    begin
+        v_cluster := (select c.system_identifier from pg_control_system() c);
+    exception
+        when insufficient_privilege then v_cluster := 'unknown';
+    end;
+    return array[(select d.oid from pg_database d where d.datname = current_database())::text,
+                 'almanac.installation'::regclass::oid::text, v_cluster,
+                 (current_setting('server_version_num')::integer / 10000)::text];
 end;
 $$;
-comment on function almanac._here() is 'Oids of this database and these tables, and the identifier of this cluster.';
+comment on function almanac._here() is 'What installation.home should be in this database.';
 
 -- 30 _note_home: writes down where these tables live. For an installation, a copy that is adopted, and a database that
 -- was cloned for tests. Its owner alone may call it.
 -- Writes: installation. Calls: _here.
 create or replace function almanac._note_home()
     returns void
-    language plpgsql volatile set search_path = pg_catalog, pg_temp
+    language sql volatile set search_path = pg_catalog, pg_temp
 as $$
-begin
-    insert into almanac.installation (database_oid, table_oid, system_identifier, major_version)
-    select h.database_oid, h.table_oid, h.system_identifier, h.major_version from almanac._here() h
-    on conflict on constraint installation_pkey do update
-       set database_oid = excluded.database_oid, table_oid = excluded.table_oid,
-           system_identifier = excluded.system_identifier, major_version = excluded.major_version;
-end;
+    insert into almanac.installation (home) values (almanac._here())
+    on conflict on constraint installation_pkey do update set home = excluded.home;
 $$;
 comment on function almanac._note_home() is 'Say that this database is no copy.';
 
--- 30 _is_copy: a restore and a clone have other oids, a restore on another server may have equal ones and another
+-- 30 _is_copy: a restore and a clone have other oids; a restore on another server may have equal ones and another
 -- identifier. pg_upgrade keeps the oids, and changes the identifier together with the major version.
 -- Reads: installation. Calls: _here.
 create or replace function almanac._is_copy()
     returns boolean
-    language plpgsql stable set search_path = pg_catalog, pg_temp
+    language sql stable set search_path = pg_catalog, pg_temp
 as $$
-begin
-    return exists (
-        select from almanac.installation i cross join almanac._here() h
-         where i.database_oid <> h.database_oid or i.table_oid <> h.table_oid
-            or i.system_identifier <> h.system_identifier and i.major_version = h.major_version);
-end;
+    select exists (select from almanac.installation i cross join almanac._here() h
+                    where i.home[1:2] <> h[1:2] or i.home[3] <> h[3] and i.home[4] = h[4]);
 $$;
 comment on function almanac._is_copy() is 'Whether this database is a copy of the one where its tables were made.';
 
@@ -82,9 +74,7 @@ begin
         perform almanac._hold_all('copy', 'this database is a copy of another one');
         return;
     end if;
-    update almanac.installation i set system_identifier = h.system_identifier, major_version = h.major_version
-      from almanac._here() h
-     where i.major_version <> h.major_version;
+    update almanac.installation i set home = almanac._here() where i.home <> almanac._here();
     perform set_config('almanac.at_home', 'yes', false);
 end;
 $$;

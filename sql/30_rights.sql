@@ -104,9 +104,8 @@ $$;
 comment on function almanac._hold_queue(text, text[]) is
     'The queue''s row, which put_queue does not change before the end of the transaction; raises as _open_queue.';
 
--- 30 _enter_queue: as _open_queue, for those who make jobs: the queue is not dropped before they commit. A lock on its
--- row would be a write for each job; but whoever has read the table of queues has a lock on it until the end, and
--- whoever drops one must have it alone. So it is locked before it is looked at. At isolation levels above read
+-- 30 _enter_queue: as _open_queue, for those who make jobs: the queue is not dropped before they commit. ACCESS SHARE
+-- on the table, taken before the look, conflicts with drop_queue and costs no write. At isolation levels above read
 -- committed a queue that is gone can still be seen, but its row cannot be locked.
 -- Calls: _hold_queue, _open_queue.
 create or replace function almanac._enter_queue(queue text, variadic rights text[])

@@ -108,11 +108,9 @@ comment on function almanac.put_queue(text, interval, integer, interval, interva
     integer, integer, interval, integer, text[]) is
     'Make a queue or change the given settings of it; unset => array[''max_running'', ''rate_limit''] lifts a limit.';
 
--- 31 drop_queue: for a queue that was made by mistake, or is not wanted any more. Not while anything lives in it; its
--- history stays, and goes when that of the queue that keeps longest goes. It has the table of queues to itself, so that
--- nobody is just making something in this one, and everybody waits behind it: so it waits for others only briefly, and
--- its transaction is not left open. What is looked for must be all there is by then, which only a transaction that
--- reads committed data can see.
+-- 31 drop_queue: for a queue made by mistake or not wanted any more, once nothing lives in it; its history stays for
+-- the longest retention. Takes ACCESS EXCLUSIVE on queue, so that no job is being made; lock_timeout and an idle limit
+-- keep others from waiting long. Needs read committed, to see all there is by then.
 -- Reads: job, schedule. Writes: queue, queue_turn, queue_grant, job_type, dedup, sleeper, claim. Calls: _audit,
 -- _open_queue.
 create or replace function almanac.drop_queue(queue text, reason text default null)

@@ -1,11 +1,7 @@
--- 32 _take_dedup_keys: takes the given keys for the given jobs and returns who holds each key then, in the order given:
--- the given job if it got the key, another one if not. A key is free when nobody holds it, when its window has passed,
--- or, without a window, when the job behind it is gone. The primary key of dedup decides, not a look-up: of two
--- sessions that want one key, the second waits for the first and then sees it taken. Whether a holder is gone is asked
--- in a statement of its own, after its row is locked: the one that waited has a snapshot from before the holder's job
--- was there.
--- Key by key in one order, each settled before the next, so that two batches with keys in common wait for each other
--- instead of deadlocking; and a key that is held is not locked, so that whoever finishes its job does not wait for us.
+-- 32 _take_dedup_keys: takes keys for jobs and returns who holds each key then, in the order given. A key is free if no
+-- row has it, if its window has passed, or, without one, if its job is gone. The primary key decides: the second of two
+-- sessions waits, then looks with a new snapshot. Keys are taken in one order, so that batches do not deadlock; a held
+-- key is not locked.
 -- Reads: dedup, job. Writes: dedup. Calls: clock.
 create or replace function almanac._take_dedup_keys(
     queue text, dedup_keys text[], job_ids bigint[], held_until timestamptz)

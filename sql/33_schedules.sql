@@ -145,10 +145,9 @@ $$;
 comment on function almanac._check_schedule(almanac.schedule, integer) is
     'Raises unless the definition can be taken; returns it with its rule parsed.';
 
--- 33 _settle_ticks: ticks of the old rule that are due but not decided when a definition changes. The newest of them
--- is handed on, to be decided under the new definition; the others are merged into it. Of those before a tick that was
--- moved to later none is handed on: the move goes with the rule. With catch_up null the schedule is going away, and
--- none is handed on either. Nothing disappears.
+-- 33 _settle_ticks: when a definition changes, ticks of the old rule that are due and undecided. The newest is handed
+-- on to the new definition, the others are coalesced into it. Before a tick that was moved to later none is handed on,
+-- nor when the schedule goes away (catch_up null).
 -- Calls: _grace, _record_ticks, _tick_after, _caller.
 create or replace function almanac._settle_ticks(schedule almanac.schedule, catch_up text, at timestamptz)
     returns timestamptz

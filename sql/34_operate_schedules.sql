@@ -245,10 +245,9 @@ $$;
 comment on function almanac.reschedule(text, timestamptz, text, text, boolean) is
     'Move the next tick of a schedule to another time; the rule goes on after it.';
 
--- 34 backfill_schedule: makes up the ticks between two times, both included, that have no job: those that were skipped
--- and those before the schedule existed. At most 10,000 in a call; calling again goes on where it stopped.
--- Not before what the ledger can know: when the queue began to keep more, what it had kept less of was gone already;
--- and while it was dropped nobody kept anything for it.
+-- 34 backfill_schedule: backfills the ticks between two times, both included, that have no job. At most 10,000 in a
+-- call; another call goes on. No ledger from before the last raise of retention, nor from while the queue was dropped:
+-- nothing before that.
 -- Reads: audit, queue, tick. Calls: clock, _caller, _audit, _find_schedule, _make_up, _tick_after.
 create or replace function almanac.backfill_schedule(
     name text, from_at timestamptz, to_at timestamptz, queue text default null, reason text default null,

@@ -39,13 +39,10 @@ end;
 $$;
 comment on function almanac._recall(text) is 'The memory of claims in a setting of the session, or null.';
 
--- 40 _pick_due: locks the due jobs of a queue, highest priority first, then oldest due, and remembers where it stopped.
--- For sessions that found the head of the index littered: an old snapshot somewhere keeps the entries of claimed jobs
--- alive, or much was claimed since the last vacuum, and a scan from the start would pass over all of it each time. So
--- a session goes on from the exact position it reached and looks back to the start when something became claimable
--- behind it (backdated_job_seq), when it finds or last found too little, and every second, for commits that came late.
--- Looking back takes at most a twentieth of the time, however long it has become; once it passes over little, the
--- position is forgotten. setting: what holds it.
+-- 40 _pick_due: locks due jobs in claim order, going on from where this session stopped. For sessions that met many
+-- dead index entries: an old snapshot keeps them, or there was no vacuum since. It looks back to the start when a job
+-- became claimable behind the position (backdated_job_seq), when it found too little, and every second, for at most a
+-- twentieth of the time. setting: where the position is kept.
 -- Reads: job. Calls: clock, _claim_effort, _is_littered, _recall.
 create or replace function almanac._pick_due(
     queue almanac.queue, batch_size integer, job_types text[], setting text)
@@ -129,10 +126,9 @@ $$;
 comment on function almanac._pick_due(almanac.queue, integer, text[], text) is
     'Lock due jobs of an unlimited queue in claim order, going on from where this session stopped.';
 
--- 40 _park: sets jobs aside whose concurrency_key is busy: they leave the claim index until the key is free, so that
--- those behind them are neither held up nor searched for behind them again. Whoever holds the key is share-locked
--- meanwhile: it cannot let go of the key before the parked job can be seen. A holder that is just letting go is not
--- waited for; its key's jobs stay where they are and the next claim decides. keys_taken: those of jobs about to run.
+-- 40 _park: sets jobs aside whose concurrency_key is busy: they leave the claim index until the key is free. The
+-- holders of the key are share-locked meanwhile, so that each sees the parked job when it ends. A holder that is ending
+-- already is not waited for; the next claim decides. keys_taken: those of jobs about to run.
 -- Reads: job. Writes: job. Calls: _places.
 create or replace function almanac._park(queue almanac.queue, jobs tid[], keys_taken text[], parked_at timestamptz)
     returns void

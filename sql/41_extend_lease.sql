@@ -21,10 +21,9 @@ $$;
 comment on function almanac._lock_jobs(text, bigint[], bigint[], timestamptz) is
     'Lock the jobs of live leases that nobody else has locked; returns their rows.';
 
--- 41 extend_leases: running -> running, for many jobs in one statement. Jobs whose lease is lost are left out of the
--- answer. A lease never gets shorter by it, also when the clock was set back. Waits for nobody: a transaction that
--- holds one of the jobs, for as long as it likes, would cost the worker the leases of all. That one is in the answer as
--- it stands.
+-- 41 extend_leases: running -> running, for many jobs in one statement. Lost leases are left out of the answer. A lease
+-- never gets shorter, also when the clock was set back. Waits for no lock: one transaction that holds a job would cost
+-- the worker the leases of all. Such a job is in the answer as it stands.
 -- Reads: job. Writes: job. Calls: clock, _limit_idle, _open_queue, _lock_jobs.
 create or replace function almanac.extend_leases(
     queue text, job_ids bigint[], lease_tokens bigint[], lease interval default null)

@@ -42,11 +42,9 @@ $$;
 comment on function almanac._unpark(text, text[]) is
     'Make parked jobs claimable again: for each freed place one of each type.';
 
--- 42 _finish: the only way out of the job table. Moves jobs to history in one statement, frees their keys, and returns
--- the ids it moved. With fenced, only while the given lease is live. job_ids are in ascending order. Rows are locked in
--- that order too, so that batches that overlap wait for each other instead of deadlocking: the key is the only index
--- that serves, and with other scans switched off it is walked by id. Jobs that were claimed together were mostly made
--- together: ids that lie close to each other are read as one stretch of the key, not looked up one by one.
+-- 42 _finish: the only way out of the job table. Moves jobs to history in one statement, frees their keys, returns the
+-- ids it moved. fenced: only while the given lease is live. job_ids ascend, and rows are locked in that order by
+-- walking the primary key, so overlapping batches do not deadlock. Ids close to each other are read as one range.
 -- Writes: job, job_history, dedup. Calls: clock, _limit_idle, _unpark.
 create or replace function almanac._finish(
     queue text, job_ids bigint[], lease_tokens bigint[], state text, fenced boolean,

@@ -1,8 +1,7 @@
--- 44 doze: a worker says that it is about to sleep, so that enqueue rings. The bell works from the moment this
--- commits: claim once more after it, and sleep only if that finds nothing. With job_types, the next job is the next one
--- of these types; where none is among the first thousand of a priority, the time of the last of those is given instead.
--- Planned once, which takes three times as long as the look; and never with a sort, because the plan may be of a time
--- when there were no jobs.
+-- 44 doze: a worker is about to sleep, so enqueue rings once this commits: claim once more after it, and sleep only if
+-- that finds nothing. With job_types, the next job is of these types; where none is among the first thousand of a
+-- priority, the time of the last of those. Generic plan: planning costs 3x execution. No sort: a plan cached on an
+-- empty table would.
 -- Reads: job, sleeper. Writes: sleeper. Calls: clock, _check_name, _is_plain, _open_queue.
 create or replace function almanac.doze(
     queue text, worker text, at_most interval default interval '5 seconds', job_types text[] default null)

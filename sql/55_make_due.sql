@@ -1,6 +1,5 @@
--- 55 make_due: a job that waits for later is due now; its state and its attempts stay. One job by its id, scheduled or
--- retrying; or up to batch_size retrying jobs of the queue, the next ones first, that match a type and an error pattern
--- (as in LIKE): what failed was mended, and nobody wants to wait for the backoff. Never all that is scheduled.
+-- 55 make_due: a job that waits is due now; state and attempts stay. One job by its id; or up to batch_size retrying
+-- jobs, the next ones first, that match a type and an error pattern (as in LIKE). Never all that is scheduled.
 -- Reads: job. Writes: job. Calls: clock, _open_queue, _ring, _audit, _raise_no_job, job.
 create or replace function almanac.make_due(
     queue text,

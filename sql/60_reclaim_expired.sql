@@ -1,6 +1,6 @@
--- 60 _unpark_forgotten: parked jobs whose key has a free place. Whoever lets go of a key unparks, but passes over a
--- parked job that somebody is just cancelling; if that is rolled back, nobody else comes for it. And a claim that began
--- before the queue allowed more parks by what was allowed then. Unparking one too many does no harm.
+-- 60 _unpark_forgotten: parked jobs whose key has a free place. The end of a holder unparks, but passes over a job
+-- locked by a cancel; a rollback of that would leave it parked. A claim that began before a limit was raised parks by
+-- the old one. Unparking one too many does no harm.
 -- Reads: job, queue. Calls: _places, _unpark.
 create or replace function almanac._unpark_forgotten(queue text)
     returns void
@@ -44,11 +44,9 @@ $$;
 comment on function almanac._unpark_forgotten(text) is
     'Make jobs claimable that are parked for a key with a free place.';
 
--- 60 _reclaim_claimed: ends the expired attempts among what was claimed in queues without limits. Claims whose time has
--- come are taken out, and of their jobs those that still run are put back as one claim of their queue, to be looked at
--- when the first of their leases may have ended. A job that somebody has locked runs for as long as that is so. At most
--- batch_size attempts are ended, and of about a hundred times as many jobs is it asked whether they run. Returns how
--- many were ended.
+-- 60 _reclaim_claimed: ends expired attempts among what was claimed in queues without limits. Claims that are due for a
+-- look are taken out; their jobs that still run go back as one claim of their queue, due when the first lease may have
+-- ended. Locked jobs count as running. Ends at most batch_size attempts, checks about 100 times as many jobs.
 -- Reads: job. Writes: claim. Calls: clock, _end_attempt.
 create or replace function almanac._reclaim_claimed(queue text, batch_size integer)
     returns integer
@@ -156,9 +154,8 @@ $$;
 comment on function almanac.reclaim_expired(text, integer) is
     'End attempts whose lease has expired as lost; returns how many.';
 
--- 60 end_lease: running -> retrying or dead, by an operator who knows that the worker is gone and does not want to wait
--- for the end of a long lease. If it is not gone, it has lost its lease like any other: its reports change nothing. A
--- session that holds the job is waited for only briefly, and named.
+-- 60 end_lease: running -> retrying or dead, by an operator who knows that the worker is gone. If it is not, it has
+-- lost its lease like any other. A session that holds the job is waited for only briefly, and named.
 -- Reads: job. Calls: _caller, _holder, _open_queue, _end_attempt, _audit, _raise_no_job.
 create or replace function almanac.end_lease(queue text, job_id bigint, reason text default null)
     returns almanac.failed_job

@@ -1,7 +1,6 @@
--- 61 _add_partition: one day (UTC) of a partitioned table. Made beside the table and attached, which locks less than
--- creating it in place; rows that fell into the default partition for want of this one are moved into it. Writers wait
--- meanwhile if the day has begun: attaching fails over a row that came between, and under load one always does.
--- The bounds are written as text and read again, which must not depend on how the session writes dates.
+-- 61 _add_partition: one day (UTC) of a partitioned table. Made beside the table and attached, which locks less; rows
+-- in the default partition are moved into it. Writers wait if the day has begun: attaching fails over a row that comes
+-- between. Bounds are text that is read again, hence the pinned DateStyle.
 -- Calls: clock.
 create or replace function almanac._add_partition(parent text, day date)
     returns boolean
@@ -61,9 +60,9 @@ $$;
 comment on function almanac._drop_partition(text, text, timestamptz) is
     'Drop the partition of a day that ended before a time.';
 
--- 61 _keep_partitions: today's partitions and those of the days ahead; drops the days no queue wants to keep. Waits
--- for locks only briefly: a report that reads history for an hour must not stop the heartbeat. One that cannot be made
--- or dropped is set aside with an alert that names it, and tried again with the next call. Returns what it did.
+-- 61 _keep_partitions: makes partitions of today and the days ahead; drops the days no queue keeps. Waits for locks
+-- only briefly: a long report must not stop the heartbeat. A partition that cannot be made or dropped is set aside with
+-- an alert that names it, and tried again. Returns what it did.
 -- Reads: queue. Calls: clock, _add_partition, _clear_alert, _drop_partition, _raise_alert.
 create or replace function almanac._keep_partitions(days_ahead integer default 3)
     returns jsonb

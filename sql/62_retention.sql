@@ -1,7 +1,6 @@
--- 62 _prune: rows that partitions cannot take with them: those of queues that keep less than the longest-keeping one,
--- windows of dedup keys that have passed, workers and sleepers that are gone. At most batch_size of each per call;
--- "more" in the report says that some may be left.
--- Waits for nobody: what somebody is just changing is left to the next call, and the tick around this one goes on.
+-- 62 _prune: rows that no partition takes with them: of queues that keep less than the longest, passed dedup windows,
+-- workers and sleepers that are gone. At most batch_size of each in a call; "more" in the report: some may be left.
+-- SKIP LOCKED: what others change is left to the next call.
 -- Reads: queue. Writes: job_history, attempt, tick, dedup, sleeper, worker, audit, alert. Calls: clock.
 create or replace function almanac._prune(batch_size integer default 1000)
     returns jsonb

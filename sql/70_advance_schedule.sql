@@ -27,9 +27,8 @@ $$;
 comment on function almanac._backlog_from(almanac.schedule, timestamptz) is
     'Where in a backlog catch-up begins, by catch_up, max_age and max_runs.';
 
--- 70 _lock_live: the live jobs of those of the given schedules that may cancel them, before any of them is touched.
--- Waits for nobody: a transaction that holds such a job, for as long as it likes, would stop every schedule that is
--- due. Returns the schedules of which a job could not be had; the next tick decides them.
+-- 70 _lock_live: locks the live jobs of those of the given schedules that may cancel them. SKIP LOCKED: one held job
+-- would stop every schedule that is due. Returns the schedules whose jobs could not be had; the next tick decides them.
 -- Reads: schedule, job.
 create or replace function almanac._lock_live(rows tid[])
     returns tid[]

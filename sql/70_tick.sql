@@ -39,10 +39,9 @@ $$;
 comment on function almanac._zone_digest(text, date) is
     'Digest of the offsets of a zone over 400 days; gone: there is no such zone.';
 
--- 70 _watch_zones: zone rules change under a running server. Looks at one zone at a time, each once an hour, and
--- recomputes what its schedules do next. Nothing is lost: the next tick is the first after the high-water mark.
--- Nothing is repeated: a local time that has had its run does not get another because it moved. Waits for nobody: if
--- somebody holds one of the schedules, the zone is looked at again a minute later. Returns how many schedules moved.
+-- 70 _watch_zones: zone rules change under a running server. Looks at one zone a minute, each once an hour, and
+-- recomputes what its schedules do next. No tick is lost, and a local time that has had its run gets no other. SKIP
+-- LOCKED: if a schedule is held, the zone is looked at again a minute later. Returns how many schedules moved.
 -- Reads: zone_watch, schedule. Writes: zone_watch, schedule. Calls: clock, _audit, _is_passing, _quarantine,
 -- _tick_after, _zone, _zone_digest.
 create or replace function almanac._watch_zones()

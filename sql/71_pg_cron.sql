@@ -37,10 +37,9 @@ end;
 $$;
 comment on function almanac._pg_cron_state() is 'Whether pg_cron is loaded, lives in this database, and ticks.';
 
--- 71 _tick_loop: what pg_cron calls. Every second with once: ticks until there is no more. Before 1.5 it can only be
--- called once a minute: then it ticks every second until the minute is over, when pg_cron starts the next one, which
--- has waited for it. Commits after each tick, so no lock and no snapshot is held for longer than that. A procedure that
--- commits cannot pin its search_path; it sets it for the session, which is pg_cron's own.
+-- 71 _tick_loop: what pg_cron calls. With once, every second: ticks until there is no more. Before 1.5 once a minute:
+-- ticks every second until the minute is over, when pg_cron starts the next one. Commits after each tick, so locks and
+-- snapshots are short. A procedure that commits cannot pin its search_path; it sets it for the session.
 -- Calls: clock, _try_tick.
 create or replace procedure almanac._tick_loop(once boolean default false)
     language plpgsql
@@ -63,9 +62,9 @@ $$;
 comment on procedure almanac._tick_loop(boolean) is
     'Tick until nothing is left, or every second to the end of a minute.';
 
--- 71 start_ticking: lets pg_cron tick in this database: every second where it can, else a loop once a minute; a second
--- job drops its log of these runs after an hour. Calling it again sets right what was changed meanwhile, and lets
--- pg_cron read its jobs again, in case it has lost the message that there is a new one.
+-- 71 start_ticking: lets pg_cron tick in this database: every second where it can, else by a loop once a minute; a
+-- second job drops its log of these runs. Again: sets right what was changed, and lets pg_cron read its jobs again, in
+-- case it lost the message of a new one.
 -- Calls: _audit, _beat, _pg_cron_state.
 create or replace function almanac.start_ticking()
     returns text

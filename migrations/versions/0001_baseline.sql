@@ -2,9 +2,8 @@
 
 -- from 10_queue.sql
 -- 10 queue: the unit of isolation, of rights and of scale-out. Every table that holds work starts its key with it.
--- Here and in all tables, text that is part of a key is in the order of bytes (collate "C"). The order of a language
--- comes from a library of the operating system and changes with its versions; an index from before then no longer finds
--- what it holds, and a tick or a key that is there could be let in a second time. The order of bytes is also quicker.
+-- Text in keys is collate "C". A language's order comes from the operating system and changes with its versions: a
+-- unique index from before such a change could let a tick or a key in a second time.
 
 create table almanac.queue (
     queue               text collate "C" not null,
@@ -164,10 +163,8 @@ comment on constraint job_type_jitter_is_a_fraction on almanac.job_type is 'jitt
 -- from 11_job.sql
 -- 11 job: live work only. A finished job leaves this table for job_history in the transaction that finishes it.
 
--- What holds for one column is the check of a domain, what ties columns together is a check of the table. A domain is
--- checked when a value is given, and read from the catalog once in a session. A table's checks are parsed from text by
--- each statement that writes, which for a single job costs as much as the row, and asked again by each update of it: a
--- claim would read every payload.
+-- Checks of one column are domains: checked when a value is given, read from the catalog once a session. Checks of a
+-- table are parsed by each statement that writes, and asked again by each UPDATE: a claim would read every payload.
 create domain almanac.job_payload as jsonb
     constraint job_payload_is_object_or_array check (jsonb_typeof(value) in ('object', 'array'));
 comment on domain almanac.job_payload is 'What a job can be given: a JSON object or array.';
@@ -435,25 +432,20 @@ create index job_history_schedule_idx on almanac.job_history (queue, schedule, t
 comment on table almanac.job_history is 'Finished jobs. A redriven job has one row for each of its lives.';
 comment on table almanac_days.job_history_default is
     'Catches rows of days that have no partition yet; the housekeeper moves them.';
-comment on column almanac.job_history.queue is 'As in job.';
-comment on column almanac.job_history.id is 'As in job.';
-comment on column almanac.job_history.job_type is 'As in job.';
+do $$
+declare
+    v_column name;
+begin
+    for v_column in
+        select attname from pg_attribute where attrelid = 'almanac.job_history'::regclass and attnum > 0
+    loop
+        execute format('comment on column almanac.job_history.%I is %L', v_column, 'As in job.');
+    end loop;
+end;
+$$;
 comment on column almanac.job_history.state is 'completed, dead or cancelled.';
-comment on column almanac.job_history.priority is 'As in job.';
 comment on column almanac.job_history.due_at is 'When the last attempt was due.';
-comment on column almanac.job_history.payload is 'As in job.';
 comment on column almanac.job_history.attempt is 'Attempts consumed in this life.';
-comment on column almanac.job_history.max_attempts is 'As in job.';
-comment on column almanac.job_history.base_delay is 'As in job.';
-comment on column almanac.job_history.max_delay is 'As in job.';
-comment on column almanac.job_history.lease is 'As in job.';
-comment on column almanac.job_history.dedup_key is 'As in job.';
-comment on column almanac.job_history.concurrency_key is 'As in job.';
-comment on column almanac.job_history.idempotency_key is 'As in job.';
-comment on column almanac.job_history.headers is 'As in job.';
-comment on column almanac.job_history.schedule is 'As in job.';
-comment on column almanac.job_history.tick_at is 'As in job.';
-comment on column almanac.job_history.caught_up is 'As in job.';
 comment on column almanac.job_history.lease_token is 'The last token issued; the one that completed a completed job.';
 comment on column almanac.job_history.leased_by is 'The worker of the last attempt, if it was running when it ended.';
 comment on column almanac.job_history.claimed_at is
@@ -464,8 +456,6 @@ comment on column almanac.job_history.external_id is 'The other side''s id of th
 comment on column almanac.job_history.ended_by is 'Who cancelled it.';
 comment on column almanac.job_history.end_reason is 'Why it was cancelled or why no attempt was left.';
 comment on column almanac.job_history.redriven_at is 'When the dead job was brought back.';
-comment on column almanac.job_history.created_at is 'As in job.';
-comment on column almanac.job_history.created_by is 'As in job.';
 comment on column almanac.job_history.finished_at is 'When this life ended.';
 
 create table almanac.attempt (
@@ -653,19 +643,19 @@ create table almanac.schedule_template (
 );
 comment on table almanac.schedule_template is
     'Usual settings under a name. Copied when a schedule is put, so a change reaches only schedules put after it.';
+do $$
+declare
+    v_column name;
+begin
+    for v_column in
+        select attname from pg_attribute where attrelid = 'almanac.schedule_template'::regclass and attnum > 0
+    loop
+        execute format('comment on column almanac.schedule_template.%I is %L', v_column,
+                       'As in schedule; null: the template says nothing about it.');
+    end loop;
+end;
+$$;
 comment on column almanac.schedule_template.template is 'Its name.';
-comment on column almanac.schedule_template.cron is
-    'As in schedule; null here and below: the template says nothing about it.';
-comment on column almanac.schedule_template.timezone is 'As in schedule.';
-comment on column almanac.schedule_template.dst_gap is 'As in schedule.';
-comment on column almanac.schedule_template.dst_overlap is 'As in schedule.';
-comment on column almanac.schedule_template.jitter is 'As in schedule.';
-comment on column almanac.schedule_template.overlap is 'As in schedule.';
-comment on column almanac.schedule_template.max_running is 'As in schedule.';
-comment on column almanac.schedule_template.catch_up is 'As in schedule.';
-comment on column almanac.schedule_template.max_age is 'As in schedule.';
-comment on column almanac.schedule_template.max_runs is 'As in schedule.';
-comment on column almanac.schedule_template.pace is 'As in schedule.';
 comment on column almanac.schedule_template.description is 'What it is for, in words.';
 comment on column almanac.schedule_template.changed_at is 'When it was last changed.';
 comment on column almanac.schedule_template.changed_by is 'Who changed it.';
@@ -833,14 +823,11 @@ comment on column almanac.alert.occurrences is 'How often it was noticed.';
 comment on column almanac.alert.cleared_at is 'When it went away; null: still so.';
 
 create table almanac.installation (
-    only_row          boolean not null default true,
-    database_oid      oid not null,
-    table_oid         oid not null,
-    system_identifier bigint,
-    major_version     integer not null,
-    held_at           timestamptz,
-    held_by           text,
-    hold_reason       text,
+    only_row    boolean not null default true,
+    home        text[] not null,
+    held_at     timestamptz,
+    held_by     text,
+    hold_reason text,
     constraint installation_pkey primary key (only_row),
     constraint installation_is_one check (only_row),
     constraint installation_hold_is_whole check (
@@ -849,11 +836,8 @@ create table almanac.installation (
 comment on table almanac.installation is
     'Where these tables live, by which a copy is told; and whether all work is held.';
 comment on column almanac.installation.only_row is 'There is one row.';
-comment on column almanac.installation.database_oid is 'Of the database. A restore or a clone has another.';
-comment on column almanac.installation.table_oid is 'Of this table. A restore has another.';
-comment on column almanac.installation.system_identifier is
-    'Of the cluster. Compared on the same major version only: pg_upgrade draws a new one. Null: not readable.';
-comment on column almanac.installation.major_version is 'Of PostgreSQL, when this was written down.';
+comment on column almanac.installation.home is
+    'Oid of the database and of this table, system identifier of the cluster, major version of PostgreSQL.';
 comment on column almanac.installation.held_at is 'Since when nothing is claimed and nothing ticks.';
 comment on column almanac.installation.held_by is 'Who held it; copy: it holds itself because it is one.';
 comment on column almanac.installation.hold_reason is 'Why.';

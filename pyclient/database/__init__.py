@@ -111,8 +111,8 @@ from pyclient.database.working import (
 __all__ = [
     "OMIT", "AsyncConnection", "AsyncPool", "Call", "ClaimArguments", "Claimed", "ClaimedJob", "ClaimedRows",
     "Connection", "DatabaseError", "EnqueuedJob", "FailedJob", "JsonText", "Pool", "PreviewedRun", "SeenJob",
-    "all_jobs", "bind_grants", "call_sql", "cancel", "cancel_held", "check", "claim_arguments", "claim_due", "claim_one",
-    "claimed_rows", "clone_database", "complete", "complete_many", "complete_rows", "connect", "connect_async",
+    "all_jobs", "bind_grants", "call_sql", "cancel", "cancel_held", "check", "claim_arguments", "claim_due",
+    "claim_one", "claimed_rows", "clone_database", "complete", "complete_many", "complete_rows", "connect", "connect_async",
     "connect_worker", "connect_worker_async", "count_due", "create_database_if_missing", "describe_cron", "doze",
     "doze_for", "drop_all_except", "drop_database", "dsn_of", "enqueue", "enqueue_many",
     "extend_rows", "fail_rows", "fail_with_backoff", "for_claims", "for_reports", "install_errors",

@@ -226,14 +226,13 @@ def test_a_snapshot_that_was_held_by_hand_can_be_given_a_life_of_its_own(jobs, n
 
 def test_an_upgrade_of_the_server_is_no_copy_and_is_noticed(jobs, session, now):
     jobs.put()
-    jobs.sql("update almanac.installation set system_identifier = 1, major_version = major_version - 1")
+    jobs.sql("update almanac.installation set home[3] = '1', home[4] = '14'")
     other = session()
     other.add()
     assert len(other.claim()) == 1
-    noted = "select i.system_identifier = s.system_identifier from almanac.installation i, pg_control_system() s"
-    assert jobs.one(noted)
+    assert jobs.one("select home = almanac._here() from almanac.installation")
     # From then on another identifier is another server.
-    jobs.sql("update almanac.installation set system_identifier = 1")
+    jobs.sql("update almanac.installation set home[3] = '1'")
     assert session().claim() == []
 
 
@@ -242,7 +241,7 @@ def test_a_session_asks_once(jobs, session, now):
     other = session()
     other.claim()
     assert other.one("select current_setting('almanac.at_home')") == "yes"
-    jobs.sql("update almanac.installation set database_oid = 1")
+    jobs.sql("update almanac.installation set home[1] = '1'")
     other.add()
     assert len(other.claim()) == 1, "no session outlives the identity of its database"
     assert session().claim() == []
