@@ -244,7 +244,8 @@ class JobTransaction:
         self._conn = self._connection.__enter__()
         try:
             self._transaction = self._conn.transaction()
-            self._transaction.__enter__()
+            with database.answered(self._conn):
+                self._transaction.__enter__()
         except BaseException as error:
             self._connection.__exit__(type(error), error, error.__traceback__)
             raise
@@ -257,13 +258,15 @@ class JobTransaction:
         try:
             try:
                 if raised is None:
-                    database.complete(self._conn, **self._arguments())
+                    with database.answered(self._conn):
+                        database.complete(self._conn, **self._arguments())
             except BaseException as failure:
                 raised = failure
                 raise
             finally:
                 # True for psycopg.Rollback: the handler takes back its writes, and the job is not completed here.
-                rolled_back = self._transaction.__exit__(type(raised) if raised else None, raised, None)
+                with database.answered(self._conn):
+                    rolled_back = self._transaction.__exit__(type(raised) if raised else None, raised, None)
         finally:
             self._connection.__exit__(None, None, None)
             if error is not None:
@@ -279,7 +282,8 @@ class JobTransaction:
         self._conn = await self._connection.__aenter__()
         try:
             self._transaction = self._conn.transaction()
-            await self._transaction.__aenter__()
+            with database.answered(self._conn):
+                await self._transaction.__aenter__()
         except BaseException as error:
             await self._connection.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -292,13 +296,15 @@ class JobTransaction:
         try:
             try:
                 if raised is None:
-                    await database.complete(self._conn, **self._arguments())
+                    with database.answered(self._conn):
+                        await database.complete(self._conn, **self._arguments())
             except BaseException as failure:
                 raised = failure
                 raise
             finally:
                 # True for psycopg.Rollback: the handler takes back its writes, and the job is not completed here.
-                rolled_back = await self._transaction.__aexit__(type(raised) if raised else None, raised, None)
+                with database.answered(self._conn):
+                    rolled_back = await self._transaction.__aexit__(type(raised) if raised else None, raised, None)
         finally:
             await self._connection.__aexit__(None, None, None)
             if error is not None:

@@ -30,6 +30,18 @@ def http_policy(environ: Mapping[str, str] = os.environ) -> HttpPolicy:
     )
 
 
+def patience(environ: Mapping[str, str] = os.environ) -> float:
+    """ALMANAC_PATIENCE: for how many seconds a server that says nothing is waited for; 30 unless it is set."""
+    given = environ.get("ALMANAC_PATIENCE") or "30"
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 3600:
+        raise ValueError(f"ALMANAC_PATIENCE={given!r} is not a number of seconds from 1 to 3600")
+    return seconds
+
+
 @dataclass(frozen=True)
 class Settings:
     """`dsn` is None when nobody named a database: then the embedded server is used."""

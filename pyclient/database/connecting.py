@@ -3,10 +3,13 @@
 import atexit
 import contextlib
 import functools
+import logging
 import math
 import os
 import re
 import select
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -16,13 +19,14 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
-from pyclient import errors
+from pyclient import errors, settings
 from pyclient.database.calling import AsyncConnection, Connection
 
+logger = logging.getLogger("pyclient")
 Pool = ConnectionPool[Connection]
 AsyncPool = AsyncConnectionPool[AsyncConnection]
 
-CONNECT_TIMEOUT = 10  # seconds; without it an address that nobody answers at is waited for by the minute
+CONNECT_TIMEOUT = 10.0  # seconds; without it an address that does not answer is waited for by the minute
 # How long a call waits for a connection, while the database is away or all of them are in use.
 POOL_TIMEOUT = 30.0
 # Unless the DSN says otherwise: from a database that has none of its own the driver would take all text for bytes.
@@ -55,13 +59,17 @@ def patient(dsn: str, *, is_worker: bool = False) -> str:
     one that can be written to is used. What the DSN says itself stays, but for a worker's encoding: queues, types and
     errors can have any name and text."""
     given = conninfo_to_dict(dsn)
+    try:
+        patience = settings.patience()
+    except ValueError as error:
+        raise errors.CannotConnect(str(error), hint="Leave it out for 30 seconds.") from error
     wanted: dict[str, Any] = {
         "fallback_application_name": "pyclient worker" if is_worker else "pyclient",
-        "connect_timeout": CONNECT_TIMEOUT,
-        "keepalives_idle": 15,
-        "keepalives_interval": 5,
+        "connect_timeout": math.ceil(min(CONNECT_TIMEOUT, patience)),
+        "keepalives_idle": math.ceil(patience / 2),
+        "keepalives_interval": math.ceil(patience / 6),
         "keepalives_count": 3,
-        "tcp_user_timeout": 30_000,
+        "tcp_user_timeout": round(1000 * patience),
         "client_encoding": ENCODING,
     }
     if "," in str(given.get("host", "")):
@@ -75,8 +83,9 @@ _WHO = "select pg_backend_pid()"
 def _settle(conn: Connection, is_worker: bool = False) -> None:
     """Once for a connection."""
     try:
-        for statement in _settings(conn, conn.execute(_WHO).fetchone(), is_worker):
-            conn.execute(statement)
+        with answered(conn):
+            for statement in _settings(conn, conn.execute(_WHO).fetchone(), is_worker):
+                conn.execute(statement)
     except BaseException:
         conn.close()
         raise
@@ -84,8 +93,9 @@ def _settle(conn: Connection, is_worker: bool = False) -> None:
 
 async def _settle_async(conn: AsyncConnection, is_worker: bool = False) -> None:
     try:
-        for statement in _settings(conn, await (await conn.execute(_WHO)).fetchone(), is_worker):
-            await conn.execute(statement)
+        with answered(conn):
+            for statement in _settings(conn, await (await conn.execute(_WHO)).fetchone(), is_worker):
+                await conn.execute(statement)
     except BaseException:
         await conn.close()
         raise
@@ -100,6 +110,20 @@ def _settings(conn: Connection | AsyncConnection, who: Any, is_worker: bool) -> 
     if not (conn.info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
         yield b"set datestyle to iso"
     if conn.prepare_threshold is not None:
+        # So that the server, too, notices that we are gone, also in the middle of a query where its platform can tell,
+        # and lets go of the jobs that the session holds.
+        patience = settings.patience()
+        yield f"""do $$ begin
+            perform set_config('tcp_keepalives_idle', '{math.ceil(patience / 2)}', false),
+                    set_config('tcp_keepalives_interval', '{math.ceil(patience / 6)}', false),
+                    set_config('tcp_keepalives_count', '3', false),
+                    set_config('tcp_user_timeout', '{round(1000 * patience)}', false),
+                    set_config('almanac.patience', '{patience:g}s', false);
+            begin
+                perform set_config('client_connection_check_interval', '{round(500 * patience)}', false);
+            exception when invalid_parameter_value then null;
+            end;
+        end $$""".encode()
         if conn.info.parameter_status("IntervalStyle") != "postgres":
             yield b"set intervalstyle to postgres"
         if is_worker:
@@ -115,6 +139,45 @@ def check(conn: Connection) -> None:
     conn.execute("")
 
 
+# ── silence ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A server that is frozen, or a pooler that hangs, keeps its connections open: nothing on the network says so. So one
+# thread of each process looks at who waits, and cuts connections that have not answered for as long as we wait.
+
+_asked: dict[Connection | AsyncConnection, float] = {}
+_silent_at = -math.inf
+_watcher: tuple[int, threading.Thread] | None = None
+
+
+@contextlib.contextmanager
+def answered(conn: Connection | AsyncConnection) -> Iterator[None]:
+    """What is asked in the block is answered in time, or the connection is closed and an OperationalError says so. Not
+    for statements of users, which may take long."""
+    global _watcher
+    if _watcher is None or _watcher[0] != os.getpid():
+        _asked.clear()  # those of the parent of a fork are the parent's
+        _watcher = os.getpid(), threading.Thread(target=_cut_silent, name="pyclient-silence", daemon=True)
+        _watcher[1].start()
+    _asked[conn] = time.monotonic()
+    try:
+        yield
+    finally:
+        _asked.pop(conn, None)
+
+
+def _cut_silent() -> None:
+    global _silent_at
+    while True:
+        patience = settings.patience()
+        time.sleep(patience / 30)
+        now = time.monotonic()
+        for conn in [conn for conn, since in _asked.copy().items() if now - since > patience]:
+            _asked.pop(conn, None)
+            _silent_at = now
+            logger.warning("the database does not answer: connection cut after=%gs", patience)
+            with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(conn.fileno())) as ours:
+                ours.shutdown(socket.SHUT_RDWR)
+
+
 # A connection that was lent within so many seconds is not asked, only looked at: it costs a round trip less.
 RECENT = 1.0
 _lent_at: WeakKeyDictionary[Connection | AsyncConnection, float] = WeakKeyDictionary()
@@ -122,19 +185,23 @@ _lent_at: WeakKeyDictionary[Connection | AsyncConnection, float] = WeakKeyDictio
 
 def _look_at(conn: Connection) -> None:
     if _is_in_doubt(conn):
-        ConnectionPool.check_connection(conn)
+        with answered(conn):
+            ConnectionPool.check_connection(conn)
 
 
 async def _look_at_async(conn: AsyncConnection) -> None:
     if _is_in_doubt(conn):
-        await AsyncConnectionPool.check_connection(conn)
+        with answered(conn):
+            await AsyncConnectionPool.check_connection(conn)
 
 
 def _is_in_doubt(conn: Connection | AsyncConnection) -> bool:
     """Whether to ask the server before this connection is lent. Where nothing was asked there is nothing to read, but
-    for the farewell of a server that ended the session."""
+    for the farewell of a server that ended the session. One of before a silence is not waited for once more."""
     now = time.monotonic()
     lent_at, _lent_at[conn] = _lent_at.get(conn, -math.inf), now
+    if -math.inf < lent_at < _silent_at:
+        raise psycopg.OperationalError("this connection is of before the server fell silent")
     return now - lent_at > RECENT or _is_readable(conn.fileno())
 
 

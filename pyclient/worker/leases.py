@@ -55,19 +55,15 @@ class Keeper(threading.Thread):
         self.is_blocking = is_blocking
         self.give_up = give_up
         self.beat = time.monotonic()
-        #: When the last round began. Long ago: a call does not come back.
+        #: When the last round began. Long ago: a call waits for a server that is silent.
         self.turned = time.monotonic()
         self._ended = threading.Event()
         self._checked = 0.0
         self._complained = False
 
     def stop(self) -> None:
-        self.abandon()
-        self.join(timeout=5)
-
-    def abandon(self) -> None:
-        """Another one takes over; this one ends when its call comes back, if it does."""
         self._ended.set()
+        self.join(timeout=5)
 
     def run(self) -> None:
         pause = ROUND
@@ -116,8 +112,7 @@ class Keeper(threading.Thread):
         except (errors.AlmanacError, database.DatabaseError) as error:
             logger.warning("leases cannot be extended queue=%s error=%r", queue, str(error))
             return
-        # An answer that comes after another keeper took over says what was, not what is.
-        if answer is None or self._ended.is_set():
+        if answer is None:
             return
         extended = {(job_id, token): (lasts, cancel) for job_id, token, lasts, cancel in answer}
         lost, cancelled = [], []

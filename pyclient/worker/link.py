@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 
@@ -22,9 +22,6 @@ T = TypeVar("T")
 logger = logging.getLogger("pyclient.worker")
 
 LONGEST_PAUSE = 8.0
-# A statement of ours takes milliseconds; one that takes this long hangs on a dead network or a frozen server.
-PATIENCE = 30.0
-
 _PASSING = (psycopg.OperationalError, psycopg.InterfaceError, errors.CannotConnect, TimeoutError, OSError)
 # Raised as other classes, and yet they pass: read-only standby, a schema that is being installed or upgraded, a server
 # that is out of resources or shutting down, a pooler that forgot what was prepared.
@@ -87,47 +84,6 @@ class State:
                 self._since = None
 
 
-class Patience:
-    """`asyncio.timeout` for calls that come one after the other and nearly always end at once: raises TimeoutError in
-    one that has taken `seconds`. One timer watches over all of them; to set one for each and take it back was a tenth
-    of what a worker that was asleep did before it could start a job."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
-        self._ends = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._ran_out = False
-
-    def __enter__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._task = task = asyncio.current_task()
-        assert task is not None
-        self._cancelling = task.cancelling()
-        self._ends = loop.time() + self.seconds
-        if self._timer is None:
-            self._timer = loop.call_at(self._ends, self._look, loop)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        task, self._task = self._task, None
-        if self._ran_out:
-            self._ran_out = False
-            # Unless somebody else has cancelled it as well, who must not be denied.
-            if task is not None and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-                raise TimeoutError(f"no answer for {self.seconds:g} s") from error
-
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._task is None:
-            self._timer = None
-        elif loop.time() < self._ends:
-            self._timer = loop.call_at(self._ends, self._look, loop)
-        else:
-            self._timer = None
-            self._ran_out = True
-            self._task.cancel()
-
-
 class Link:
     """One connection of the event loop's, used by one task at a time."""
 
@@ -137,7 +93,6 @@ class Link:
         dsn: str,
         state: State,
         prepare: Callable[[database.AsyncConnection], Awaitable[None] | None] | None = None,
-        patience: float | None = None,
     ) -> None:
         self.name = name
         self.dsn = dsn
@@ -146,7 +101,6 @@ class Link:
         self.conn: database.AsyncConnection | None = None
         self._failures = 0
         self._lock = asyncio.Lock()
-        self._patience = Patience(patience or PATIENCE)
 
     async def call(
         self, operation: Callable[[database.AsyncConnection], Awaitable[T]], *, until: Callable[[], bool] | None = None
@@ -155,8 +109,8 @@ class Link:
         async with self._lock:
             while True:
                 try:
-                    with self._patience:
-                        conn = self.conn or await self._connect()
+                    conn = self.conn or await self._connect()
+                    with database.answered(conn):
                         answer = await operation(conn)
                 except Exception as error:
                     if needs_another_connection(error) or (self.conn is not None and self.conn.closed):
@@ -188,8 +142,9 @@ class Link:
         conn = await database.connect_worker_async(self.dsn)
         self.state.proxied = conn.prepare_threshold is None
         try:
-            if self.prepare is not None and (waiting := self.prepare(conn)) is not None:
-                await waiting
+            with database.answered(conn):
+                if self.prepare is not None and (waiting := self.prepare(conn)) is not None:
+                    await waiting
         except BaseException:
             await conn.close()
             raise
@@ -221,7 +176,8 @@ class ThreadLink:
         try:
             if self.conn is None:
                 self.conn = database.connect_worker(self.dsn)
-            answer = operation(self.conn)
+            with database.answered(self.conn):
+                answer = operation(self.conn)
         except Exception as error:
             if needs_another_connection(error) or (self.conn is not None and self.conn.closed):
                 self.drop()

@@ -51,9 +51,6 @@ MISTAKEN = ("22023", "22004", "22P02")
 HELPER = "handler-helper"
 # An event loop that has not turned for so long is not coming back by itself.
 UNHEALTHY = 30.0
-# A thread whose round takes so long waits for a server that is frozen: nothing on the network says so, and another one
-# with another connection may reach one that is not. A tick may have a lot to do.
-HUNG, HUNG_TICK = 30.0, 300.0
 # The keeper goes round several times a second. After so long without, the loop looks itself for leases that ran out.
 OVERDUE = 1.0
 
@@ -112,8 +109,18 @@ class Worker:
             self.state,
             lambda: self.listener.is_heard,
         )
-        self.keeper = self._new_keeper()
-        self.rounds = self._new_rounds()
+        self.keeper = Keeper(
+            self.dsn,
+            self.state,
+            self.held,
+            self.options.lease,
+            self.loop,
+            on_lost=self._lost,
+            on_cancel=self._cancelled,
+            is_blocking=self._blocking,
+            give_up=self._give_up,
+        )
+        self.rounds = Rounds(self.dsn, self.state, report=self._report, tick=self._tick)
         # Before anything shows this worker to operators: the port may be taken.
         self.endpoint = self._open_endpoint()
         self.keeper.start()
@@ -213,7 +220,7 @@ class Worker:
     async def _declare(self) -> None:
         """Queues, types and schedules of the app. Waits for a database that is not there yet; a queue that nobody
         made is a mistake somebody should hear of at once."""
-        link = Link("declare", self.dsn, self.state, patience=DECLARING)
+        link = Link("declare", self.dsn, self.state)
 
         def declare() -> None:
             with contextlib.closing(database.connect_worker(self.dsn)) as conn:
@@ -225,7 +232,8 @@ class Worker:
                     self._tick(conn)
 
         async def attempt(_: database.AsyncConnection) -> None:
-            await asyncio.to_thread(declare)
+            async with asyncio.timeout(DECLARING):
+                await asyncio.to_thread(declare)
 
         try:
             await link.call(attempt)
@@ -309,43 +317,13 @@ class Worker:
             now = time.monotonic()
             self.keeper.beat = now
             self.slots.sweep(now)
-            self._mind_threads(now)
+            if now - self.keeper.turned > OVERDUE:
+                self.keeper.lose_expired(now)
             if self.slots.abandoned >= max(4, self.options.concurrency) and not self.stopping:
                 logger.error("too many handlers that do not end handlers=%d; restarting", self.slots.abandoned)
                 self._restart = True
                 self.stop()
             await asyncio.sleep(SWEEP)
-
-    def _new_keeper(self) -> Keeper:
-        return Keeper(
-            self.dsn,
-            self.state,
-            self.held,
-            self.options.lease,
-            self.loop,
-            on_lost=self._lost,
-            on_cancel=self._cancelled,
-            is_blocking=self._blocking,
-            give_up=self._give_up,
-        )
-
-    def _new_rounds(self) -> Rounds:
-        return Rounds(self.dsn, self.state, report=self._report, tick=self._tick)
-
-    def _mind_threads(self, now: float) -> None:
-        silent = now - self.keeper.turned
-        if silent > OVERDUE:
-            self.keeper.lose_expired(now)
-        if silent > HUNG:
-            logger.warning("lease keeper hangs for=%.0fs; another one takes over", silent)
-            self.keeper.abandon()
-            self.keeper = self._new_keeper()
-            self.keeper.start()
-        if now - self.rounds.turned > HUNG_TICK:
-            logger.warning("ticks and reports hang for=%.0fs; another thread takes over", now - self.rounds.turned)
-            self.rounds.abandon()
-            self.rounds = self._new_rounds()
-            self.rounds.start()
 
     def _is_busy(self) -> bool:
         return bool(self.slots.buffer)

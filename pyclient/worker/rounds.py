@@ -34,20 +34,14 @@ class Rounds(threading.Thread):
         self.tick = tick
         self._ended = threading.Event()
         self._reported: float | None = None
-        #: When the last round began. Long ago: a call does not come back.
-        self.turned = time.monotonic()
 
     def stop(self) -> None:
-        self.abandon()
-        self.join(timeout=5)
-
-    def abandon(self) -> None:
-        """Another one takes over; this one ends when its call comes back, if it does."""
         self._ended.set()
+        self.join(timeout=5)
 
     def run(self) -> None:
         while True:
-            now = self.turned = time.monotonic()
+            now = time.monotonic()
             if self._reported is None or now - self._reported >= REPORT_EVERY:
                 self._reported = now
                 self._quietly(self.report)

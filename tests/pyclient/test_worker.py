@@ -27,6 +27,7 @@ from pyclient.worker.claiming import Fetcher
 from pyclient.worker.leases import Keeper
 from pyclient.worker.rounds import Ticks
 from pyclient.worker.threads import Threads
+from tests import proxy
 from tests.workers import ROOT, Jobs, in_thread, process, run_due, wait_until
 
 
@@ -1381,13 +1382,13 @@ def test_an_app_that_takes_long_to_declare_is_waited_for(app, live_dsn, jobs, mo
     def slow(*arguments: Any, **options: Any) -> Any:
         nonlocal declared
         declared += 1
-        time.sleep(0.2)
+        time.sleep(0.3)
         return put_job_type(*arguments, **options)
 
     for number in range(5):
         app.register(f"t{number}", lambda: None)
     monkeypatch.setattr(database, "put_job_type", slow)
-    monkeypatch.setattr("pyclient.worker.link.PATIENCE", 0.5)
+    monkeypatch.setenv("ALMANAC_PATIENCE", "1")
     run_due(app, live_dsn)
     assert declared == 5
 
@@ -1428,40 +1429,27 @@ def test_a_handler_is_ended_when_its_lease_runs_out_while_the_keeper_hangs(app, 
         assert hung_extension == []
 
 
-def test_leases_are_kept_though_a_call_that_extends_them_does_not_come_back(
-    app, live_dsn, jobs, hung_extension, monkeypatch, caplog
-):
-    monkeypatch.setattr("pyclient.worker.process.HUNG", 1.0)
+def test_leases_are_kept_and_ticks_go_on_though_connections_fall_silent(app, live_dsn, jobs, monkeypatch, caplog):
+    monkeypatch.setenv("ALMANAC_PATIENCE", "1")
+    with proxy.in_front_of(live_dsn) as between:
+        began, ends = threading.Event(), threading.Event()
 
-    @app.job("t")
-    async def handler() -> None:
-        while not hung_extension:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        @app.job("t")
+        async def handler() -> None:
+            began.set()
+            while not ends.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
-    with in_thread(app, live_dsn, lease=timedelta(seconds=10)):
-        found = jobs.wait(app.enqueue("t"), "completed", "dead", "retrying", timeout=30)
-        assert (found.state, found.attempt) == ("completed", 1)
-    assert "lease keeper" in caplog.text
-
-
-def test_a_worker_ticks_on_though_a_tick_does_not_come_back(app, live_dsn, jobs, monkeypatch, caplog):
-    monkeypatch.setattr("pyclient.worker.process.HUNG_TICK", 1.0)
-    first, ends, later = threading.Lock(), threading.Event(), threading.Event()
-    tick = database.tick_if_stale
-
-    def tick_if_stale(*arguments: Any, **options: Any) -> Any:
-        if first.acquire(blocking=False):
-            ends.wait(60)
-        else:
-            later.set()
-        return tick(*arguments, **options)
-
-    monkeypatch.setattr(database, "tick_if_stale", tick_if_stale)
-
-    @app.job("t")
-    async def handler() -> None: ...
-
-    with in_thread(app, live_dsn):
-        assert later.wait(15)
-        ends.set()
-    assert "ticks and reports hang" in caplog.text
+        with in_thread(app, between.dsn, lease=timedelta(seconds=10)):
+            job = app.enqueue("t")
+            assert began.wait(15)
+            between.forget()
+            jobs.rows("select almanac.put_schedule('default', 's', '@every 1s', 'other')")
+            wait_until(lambda: jobs.rows("select from almanac.tick"))
+            lasts = "select lease_expires_at from almanac.running_job"
+            (before,) = jobs.rows(lasts)
+            wait_until(lambda: jobs.rows(lasts) != [before])
+            ends.set()
+            found = jobs.wait(job, "completed", "dead", "retrying", timeout=30)
+            assert (found.state, found.attempt) == ("completed", 1)
+    assert "the database does not answer: connection cut" in caplog.text
