@@ -80,26 +80,37 @@ end;
 $$;
 comment on function almanac._know_home() is 'Hold a copy; remember of any other database that it is none.';
 
--- 30 _say_hold: why nothing comes, to each that asks for work while it is held. A notice: it is no fault of theirs.
--- Reads: installation.
+-- 30 held: why nothing is claimed and nothing ticks, and how it goes on, in one line. Asked in a copy, it holds it.
+-- Reads: installation. Calls: _know_home.
+create or replace function almanac.held()
+    returns text
+    language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if current_setting('almanac.at_home', true) is distinct from 'yes' then
+        perform almanac._know_home();
+    end if;
+    return (
+        select format('held since %s by %s%s: nothing is claimed and nothing ticks; select almanac.%s',
+                      i.held_at, i.held_by, ' (' || i.hold_reason || ')',
+                      case when i.held_by <> 'copy' then 'end_hold();' else
+                      'adopt_copy(keep_keys => true); in its place, or keep_keys => false beside it' end)
+          from almanac.installation i where i.held_at is not null);
+end;
+$$;
+comment on function almanac.held() is 'Why all work is held, and how it goes on; null: it is not held.';
+
+-- 30 _say_hold: a notice to a caller that asks for work while it is held. No error: it may ask again.
+-- Calls: held.
 create or replace function almanac._say_hold()
     returns void
     language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_held almanac.installation;
 begin
-    select * into v_held from almanac.installation i where i.held_at is not null;
-    if found then
-        raise notice using errcode = 'PA014',
-            message = format('held since %s by %s%s: nothing is claimed and nothing ticks', v_held.held_at,
-                             v_held.held_by, coalesce(' (' || v_held.hold_reason || ')', '')),
-            hint    = case when v_held.held_by <> 'copy' then 'select almanac.end_hold();' else
-                'select almanac.adopt_copy(keep_keys => true); in its place, or keep_keys => false beside it.' end;
-    end if;
+    raise notice using errcode = 'PA014', message = almanac.held();
 end;
 $$;
-comment on function almanac._say_hold() is 'A notice that says why all work is held, and how it goes on; if it is.';
+comment on function almanac._say_hold() is 'A notice that says why all work is held.';
 
 -- Once: what is restored or cloned brings the row of the other database.
 select almanac._note_home() where not exists (select from almanac.installation);

@@ -102,7 +102,7 @@ comment on function almanac.count_due(text) is 'How many jobs of a queue are due
 
 -- 44 report_worker: a worker shows itself to operators. Nothing depends on it: recovery reads leases. A role cannot
 -- change what another role reports.
--- Writes: worker. Calls: clock, _caller, _check_name, _say_hold.
+-- Writes: worker. Calls: clock, _caller, _check_name.
 create or replace function almanac.report_worker(
     worker text, host text, pid integer, version text, queues text[], concurrency integer, running integer)
     returns void
@@ -130,7 +130,6 @@ begin
             detail  = format('Role %s may not change it.', almanac._caller()),
             hint    = 'Give each process a name of its own, with its pid and a random part.';
     end if;
-    perform almanac._say_hold();
 end;
 $$;
 comment on function almanac.report_worker(text, text, integer, text, text[], integer, integer) is

@@ -13,23 +13,23 @@ $$;
 comment on function almanac._go_on() is 'End the hold.';
 
 -- 63 hold: stops claims and ticks in the whole installation. What runs may end; enqueue and every look go on.
--- Calls: _audit, _caller, _hold_all.
+-- Calls: _audit, _caller, _hold_all, held.
 create or replace function almanac.hold(reason text default null)
     returns text
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
     if not almanac._hold_all(almanac._caller(), hold.reason) then
-        return 'all work was held already; select almanac.health(); says since when and why';
+        return 'it was held already: ' || almanac.held();
     end if;
     perform almanac._audit('hold', null, null, hold.reason, null, null);
-    return 'all work is held: nothing is claimed and nothing ticks; select almanac.end_hold(); lets it go on';
+    return almanac.held();
 end;
 $$;
 comment on function almanac.hold(text) is 'Stop claims and ticks everywhere at once; what runs may end.';
 
 -- 63 end_hold: what hold stopped goes on. Not in a copy, which has to be adopted.
--- Reads: installation. Calls: _audit, _go_on, _is_copy.
+-- Calls: _audit, _go_on, _is_copy, held.
 create or replace function almanac.end_hold(reason text default null)
     returns text
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -40,7 +40,7 @@ begin
             message = 'this database is a copy of another one',
             detail  = 'Its jobs would have their effects a second time, and the leases in it are of the other.',
             hint    = 'select almanac.adopt_copy(keep_keys => true); in its place, or keep_keys => false beside it.';
-    elsif not exists (select from almanac.installation i where i.held_at is not null) then
+    elsif almanac.held() is null then
         return 'nothing was held';
     end if;
     perform almanac._go_on();
@@ -55,7 +55,7 @@ comment on function almanac.end_hold(text) is 'Let claims and ticks go on. Raise
 -- this server. Other keys, unless it takes the place of the other database.
 -- Reads: installation, job, job_history, attempt, tick, claim, audit, queue. Writes: queue, job, job_history, sleeper,
 -- worker, heartbeat, alert. Calls: clock, _audit, _bind_grants, _end_attempt, _go_on, _is_copy, _new_key_prefix,
--- _note_home.
+-- _note_home, held.
 create or replace function almanac.adopt_copy(keep_keys boolean, reason text default null)
     returns text
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -72,7 +72,7 @@ begin
             hint = 'true: it takes the place of the other database and repeats its keys. false: it lives beside it.';
     end if;
     perform from almanac.installation for update;
-    if not almanac._is_copy() and not exists (select from almanac.installation i where i.held_at is not null) then
+    if not almanac._is_copy() and almanac.held() is null then
         raise exception using errcode = 'PA014', message = 'this database is neither a copy nor held',
             detail = 'Nothing was changed.',
             hint   = 'For a snapshot of a whole cluster, which cannot be told: select almanac.hold(''copy''); first.';

@@ -173,7 +173,7 @@ comment on function almanac._keep_house(integer, text) is
 
 -- 70 _tick: one beat: ticks of schedules, expired leases, housekeeping. Forbidden plans look dear to the planner, and
 -- dear plans get compiled, which takes longer than a whole tick: hence no jit here.
--- Reads: installation. Calls: clock, _advance_due, _beat, _keep_house, _know_home, _say_hold, reclaim_expired.
+-- Calls: clock, _advance_due, _beat, _keep_house, _say_hold, held, reclaim_expired.
 create or replace function almanac._tick(batch_size integer, source text, ticked_by text)
     returns almanac.tick_report
     language plpgsql volatile
@@ -189,10 +189,7 @@ begin
             detail  = format('It is %s.', coalesce(_tick.batch_size::text, 'null')),
             hint    = 'The report says in "more" whether to call again at once.';
     end if;
-    if current_setting('almanac.at_home', true) is distinct from 'yes' then
-        perform almanac._know_home();
-    end if;
-    if exists (select from almanac.installation i where i.held_at is not null) then
+    if almanac.held() is not null then
         perform almanac._say_hold();
         return row (null, _tick.ticked_by, 0, 0, 0, 0, 0, false, interval '0')::almanac.tick_report;
     end if;

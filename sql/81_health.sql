@@ -1,6 +1,6 @@
 -- 81 health: is everything moving? One row for each thing that was looked at; status is ok, warning or critical.
--- Reads: alert, audit, claim, heartbeat, installation, queue, job, running_job, job_history, schedule, worker. Calls:
--- clock, _holder, _pg_cron_state.
+-- Reads: alert, audit, claim, heartbeat, queue, job, running_job, job_history, schedule, worker. Calls: clock, held,
+-- _holder, _pg_cron_state.
 create or replace function almanac.health()
     returns setof almanac.health_check
     language plpgsql stable security definer
@@ -18,13 +18,10 @@ declare
     v_count   bigint;
     v_names   text;
 begin
-    select i.held_at, concat_ws(': ', i.held_by, i.hold_reason) into v_due, v_names from almanac.installation i;
-    return next row ('hold', case when v_due is null then 'ok' else 'critical' end,
-        coalesce(format('all work is held since %s by %s', v_due, nullif(v_names, '')), 'nothing is held'),
-        case when v_names like 'copy: %'
-                 then 'select almanac.adopt_copy(keep_keys => true); in its place, or keep_keys => false beside it.'
-             when v_due is not null then 'select almanac.end_hold();' end,
-        extract(epoch from v_now - v_due))::almanac.health_check;
+    return next row ('hold', case when almanac.held() is null then 'ok' else 'critical' end,
+        coalesce(almanac.held(), 'nothing is held'),
+        case when almanac.held() is not null then 'The message says how it goes on; docs/operations.md says more.' end,
+        null)::almanac.health_check;
 
     select string_agg(s.name, ', ') into v_names
       from (values

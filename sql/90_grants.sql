@@ -52,7 +52,8 @@ grant execute on function
 -- everybody with a role: the time, what cron says, and nothing that writes.
 grant execute on function
     almanac.clock, almanac.attempt_key, almanac.parse_cron, almanac.next_run, almanac.next_runs, almanac.previous_run,
-    almanac.describe_cron, almanac.preview_cron, almanac.revision, almanac.installed_version, almanac.local_time
+    almanac.describe_cron, almanac.preview_cron, almanac.revision, almanac.installed_version, almanac.local_time,
+    almanac.held
     to almanac_producer, almanac_worker, almanac_operator, almanac_observer, almanac_admin;
 
 grant select on

@@ -41,7 +41,9 @@ def check(app: "App") -> None:
 
     with app.database() as dsn, database.connect(dsn) as conn:
         warning = check(*database.installed(conn))
-    click.echo(warning or f"schema almanac is at revision {head()}, as this pyclient needs it")
+        click.echo(warning or f"schema almanac is at revision {head()}, as this pyclient needs it")
+        if held := database.held(conn):
+            click.echo(held)
 
 
 @click.command(short_help="Print one self-contained installer.")

@@ -284,3 +284,7 @@ def preview_cron(
 
 @call
 def start_ticking() -> str: ...
+
+
+@call
+def held() -> str | None: ...

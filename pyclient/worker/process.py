@@ -72,6 +72,7 @@ class Worker:
         self.services = _Services(self.name, dsn, options.concurrency)
         self.started_at = time.time()
         self.stopping = False
+        self._held: str | None = None
         self._signals = 0
         self._declaring: asyncio.Task[None] | None = None
         self._stop_by: float | None = None
@@ -225,6 +226,7 @@ class Worker:
         def declare() -> None:
             with contextlib.closing(database.connect_worker(self.dsn)) as conn:
                 self._declare_app(conn)
+                self._say_hold(conn)
                 for queue in self.options.queues:
                     self._look_for(conn, queue)
                 if self.options.burst:
@@ -393,8 +395,16 @@ class Worker:
             concurrency=self.options.concurrency,
             running=self.slots.busy,
         )
+        self._say_hold(conn)
         if self.options.metrics_port is not None:
             self.due = sum(self._count_due(conn, queue) for queue in self.options.queues)
+
+    def _say_hold(self, conn: database.Connection) -> None:
+        before, self._held = self._held, database.held(conn)
+        if self._held is not None and self._held != before:
+            logger.warning("all work is held why=%r", self._held)
+        elif before is not None and self._held is None:
+            logger.info("work goes on")
 
     def _count_due(self, conn: database.Connection, queue: str) -> int:
         # A queue that is gone or closed to this worker: the claims say so, and the others count.

@@ -1453,3 +1453,25 @@ def test_leases_are_kept_and_ticks_go_on_though_connections_fall_silent(app, liv
             found = jobs.wait(job, "completed", "dead", "retrying", timeout=30)
             assert (found.state, found.attempt) == ("completed", 1)
     assert "the database does not answer: connection cut" in caplog.text
+
+
+# ── held ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_worker_says_in_one_line_that_all_work_is_held(app, live_dsn, jobs, monkeypatch, caplog):
+    monkeypatch.setattr("pyclient.worker.rounds.REPORT_EVERY", 0.2)
+    caplog.set_level("INFO", "pyclient.worker")
+
+    @app.job("t")
+    async def handler() -> None: ...
+
+    jobs.rows("select almanac.hold('a rumour')")
+    with in_thread(app, live_dsn, poll=0.1):
+        wait_until(lambda: "all work is held" in caplog.text)
+        job = app.enqueue("t")
+        time.sleep(1)
+        assert jobs.state(job) == "scheduled"
+        assert caplog.text.count("a rumour") == 1
+        jobs.rows("select almanac.end_hold()")
+        jobs.wait(job, "completed")
+        wait_until(lambda: "work goes on" in caplog.text)

@@ -24,6 +24,7 @@ REFUSED = "42501"
 EVERYBODY = {
     "clock", "attempt_key", "parse_cron", "next_run", "next_runs", "previous_run", "describe_cron", "preview_cron",
     "revision", "installed_version", "local_time",
+    "held",
 }  # fmt: skip
 LOOKING = {"explain_tick", "health", "alerts", "metrics"}
 PRODUCER = {"enqueue", "enqueue_many", "cancel", "redrive", "make_due", "job", "put_schedule"}
