@@ -26,7 +26,7 @@ grant execute on function
 
 -- workers: lease work, end it, tick when nobody else does.
 grant execute on function
-    almanac.claim_due, almanac.claim_job, almanac.extend_lease, almanac.extend_leases, almanac.release, almanac.snooze,
+    almanac.claim_due, almanac.extend_lease, almanac.extend_leases, almanac.release, almanac.snooze,
     almanac.complete, almanac.complete_many, almanac.fail_with_backoff, almanac.cancel, almanac.job,
     almanac.doze, almanac.wake, almanac.count_due, almanac.report_worker, almanac.retire_worker,
     almanac.put_job_type, almanac.reclaim_expired, almanac.put_schedule, almanac.advance_schedule, almanac.tick,

@@ -56,7 +56,6 @@ $$;
 \ir 42_let_go.sql
 \ir 43_release.sql
 \ir 44_doze.sql
-\ir 45_claim_job.sql
 
 \ir 50_job.sql
 \ir 51_complete.sql

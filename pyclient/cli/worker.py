@@ -66,7 +66,6 @@ class Seconds(click.FloatRange):
 @click.option("--processes", default=1, show_default=True, type=click.IntRange(1), help="Processes to keep running.")
 @click.option("--supervise/--no-supervise", default=True, help="Replace a process that dies (on by default).")
 @click.option("--burst", is_flag=True, help="Exit when nothing is due.")
-@click.option("--once", type=click.IntRange(1, 2**63 - 1), metavar="JOB_ID", help="Work on this job alone, then exit.")
 @click.option("--grace", default=25.0, show_default=True, type=Seconds(0), help="Seconds to finish on SIGTERM.")
 @click.option(
     "--lease",
@@ -93,7 +92,6 @@ def worker(
     processes: int,
     supervise: bool,
     burst: bool,
-    once: int | None,
     grace: float,
     lease: float | None,
     prefetch: int,
@@ -111,8 +109,6 @@ def worker(
     from pyclient.worker import supervise as keep_running
     from pyclient.worker.process import leave, run
 
-    if once is not None and processes > 1:
-        raise click.UsageError("--once works on one job; leave out --processes")
     if processes > 1 and not supervise:
         raise click.UsageError("--no-supervise runs one process; leave out --processes")
     if metrics_port and metrics_port + processes - 1 > 65535:
@@ -130,7 +126,6 @@ def worker(
                 grace=grace,
                 poll=poll,
                 burst=burst,
-                once=once,
                 number=number,
                 metrics_port=metrics_port,
             )

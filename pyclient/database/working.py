@@ -60,15 +60,14 @@ class Claimed:
     ) = range(18)  # fmt: skip
 
 
-_CLAIMED = b"""
-select job_id, lease_token, job_type, payload, attempt, max_attempts, due_at, lease_expires_at, lateness,
-       idempotency_key, attempt_key, schedule, tick_at, caught_up, priority, concurrency_key, headers, created_at
-  from almanac."""
 _CLAIM = wire.Statement(
     b"almanac_claim",
-    _CLAIMED + b"claim_due(queue => $1, worker => $2, batch_size => $3, lease => $4, job_types => $5)",
+    b"""
+select job_id, lease_token, job_type, payload, attempt, max_attempts, due_at, lease_expires_at, lateness,
+       idempotency_key, attempt_key, schedule, tick_at, caught_up, priority, concurrency_key, headers, created_at
+  from almanac.claim_due(queue => $1, worker => $2, batch_size => $3, lease => $4, job_types => $5)
+""",
 )
-_CLAIM_ONE = _CLAIMED + b"claim_job(queue => $1, job_id => $2, worker => $3, lease => $4)"
 # Only the number comes back: all of them is the usual answer, and asking again is harmless where it is not.
 _COMPLETE = b"""
 select count(*)
@@ -132,23 +131,6 @@ async def doze_for(
     return None if row is None else row[0]
 
 
-async def claim_one(
-    conn: AsyncConnection, queue: str, job_id: int, worker: str, lease: timedelta | None
-) -> ClaimedRows:
-    """As `send_claim` and `claimed_rows`, for one job by its id."""
-    with translated():
-        cursor = psycopg.AsyncRawCursor(conn, row_factory=psycopg.rows.tuple_row)
-        await cursor.execute(_CLAIM_ONE, (queue, job_id, worker, lease), binary=True)
-        return _claimed(await cursor.fetchall())
-
-
-def _claimed(rows: list[tuple[Any, ...]]) -> ClaimedRows:
-    if not rows:
-        return rows, 0
-    microseconds, days, _ = struct.unpack(">qii", rows[0][Claimed.LATENESS])
-    return rows, rows[0][Claimed.DUE_AT] + microseconds + days * 86_400_000_000
-
-
 def send_claim(conn: AsyncConnection, arguments: ClaimArguments, batch_size: int) -> None:
     """Claim without waiting for the answer, which `claimed_rows` gives. After `for_claims`."""
     queue, worker, lease, job_types = arguments
@@ -159,7 +141,11 @@ def send_claim(conn: AsyncConnection, arguments: ClaimArguments, batch_size: int
 async def claimed_rows(conn: AsyncConnection) -> ClaimedRows:
     """Rows in the order of `Claimed`."""
     with translated():
-        return _claimed(await _CLAIM.answer(conn))
+        rows = await _CLAIM.answer(conn)
+    if not rows:
+        return rows, 0
+    microseconds, days, _ = struct.unpack(">qii", rows[0][Claimed.LATENESS])
+    return rows, rows[0][Claimed.DUE_AT] + microseconds + days * 86_400_000_000
 
 
 def json_value(raw: bytes) -> Any:

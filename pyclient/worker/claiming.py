@@ -13,14 +13,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pyclient import database, errors
 from pyclient.context import Claim, JobContext, Services
 from pyclient.observe.metrics import Metrics
 from pyclient.worker.link import Link, State
 from pyclient.worker.options import Options
-from pyclient.worker.reporting import Released
 from pyclient.worker.running import Slots
 
 logger = logging.getLogger("pyclient.worker")
@@ -160,9 +159,6 @@ class Fetcher:
 
     async def run(self) -> None:
         """Until `stop`, or with --burst until nothing is due and everything is done."""
-        if self.options.once is not None:
-            await self._once(self.options.once)
-            return
         while not self.stopping or self._sent is not None:
             if self._sent is not None:
                 sent, self._sent = self._sent, None
@@ -267,7 +263,7 @@ class Fetcher:
     async def _claim(self, feed: Feed, size: int, sent: Sent | None = None) -> int:
         sent_at = 0.0
 
-        async def claim(conn: database.AsyncConnection) -> database.ClaimedRows:
+        async def ask(conn: database.AsyncConnection) -> database.ClaimedRows:
             # Here, because the link may have tried for longer than a lease lasts.
             nonlocal sent, sent_at
             if sent is not None and sent.conn is conn:
@@ -277,58 +273,22 @@ class Fetcher:
                 database.send_claim(conn, feed.arguments, size)
             return await database.claimed_rows(conn)
 
-        rows, claimed_at = await self.link.call(claim, until=self._stopped)
+        rows, claimed_at = await self.link.call(ask, until=self._stopped)
         if not rows:
             return 0
         took = time.monotonic() - sent_at
-        self._take(feed.queue, rows, claimed_at, sent_at)
-        if len(rows) < size:
-            # There is time: the handlers begin before the books are kept.
-            await asyncio.sleep(0)
-        self._count(rows, claimed_at, took)
-        return len(rows)
-
-    def _take(self, queue: str, rows: Sequence[tuple[Any, ...]], claimed_at: int, sent_at: float) -> None:
-        claim = Claim(self.services, queue, claimed_at, sent_at)
+        claim = Claim(self.services, feed.queue, claimed_at, sent_at)
         jobs = [JobContext(claim, row) for row in rows]
         self.held.update(jobs)
         self.slots.add(jobs)
-
-    def _count(self, rows: Sequence[tuple[Any, ...]], claimed_at: int, took: float) -> None:
+        if len(rows) < size:
+            # There is time: the handlers begin before the books are kept.
+            await asyncio.sleep(0)
         metrics, due_at = self.metrics, database.Claimed.DUE_AT
         metrics.claimed += len(rows)
         metrics.claim_seconds.observe(took)
         metrics.lateness_seconds.observe_all([(claimed_at - row[due_at]) / 1e6 for row in rows])
-
-    async def _once(self, job_id: int) -> None:
-        """The one job somebody asked for, from whichever of the queues it is in."""
-        sent_at = 0.0
-
-        async def claim(conn: database.AsyncConnection) -> database.ClaimedRows:
-            nonlocal sent_at
-            sent_at = time.monotonic()
-            return await database.claim_one(conn, feed.queue, job_id, self.worker, self.options.lease)
-
-        for feed in self.feeds:
-            try:
-                rows, claimed_at = await self.link.call(claim, until=self._stopped)
-            except errors.JobNotFound as error:
-                refused = error
-                continue
-            if rows[0][database.Claimed.JOB_TYPE] not in self.slots.jobs:
-                self.slots.outbox.add(
-                    Released(JobContext(Claim(self.services, feed.queue, claimed_at, sent_at), rows[0]))
-                )
-                raise errors.AppNotFound(
-                    f"job {job_id} is of type {rows[0][database.Claimed.JOB_TYPE]}, which this app has no handler for",
-                    hint="Give the --app that has it.",
-                )
-            self._count(rows, claimed_at, time.monotonic() - sent_at)
-            self._take(feed.queue, rows, claimed_at, sent_at)
-            while self.held and not self.stopping:
-                await self._wait(0.01)
-            return
-        raise refused
+        return len(rows)
 
     def _settle(self, feed: Feed, claimed: int, size: int, began: float) -> None:
         now = time.monotonic()

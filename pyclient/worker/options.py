@@ -25,8 +25,6 @@ class Options:
     #: Tick when nobody else does.
     ticks: bool = True
     burst: bool = False
-    #: Work on this job alone, then stop.
-    once: int | None = None
     #: Which of the supervised processes this is, from 0.
     number: int = 0
     metrics_port: int | None = None

@@ -149,12 +149,8 @@ class Worker:
                         logger.error("part of the worker failed", exc_info=part.exception())
                         self._restart = True
                         self.stop()
-            failure = fetcher.exception() if fetcher.done() else None
-            if isinstance(failure, errors.AlmanacError):
-                await self._end(fetcher, reporter)
-                raise failure
-            if failure is not None:
-                logger.error("part of the worker failed", exc_info=failure)
+            if fetcher.done() and fetcher.exception() is not None:
+                logger.error("part of the worker failed", exc_info=fetcher.exception())
                 self._restart = True
             await self._end(fetcher, reporter)
         finally:

@@ -78,13 +78,14 @@ def test_an_asynchronous_standby_mistakes_nothing_that_was_lost_for_what_follows
         old = Jobs(conn)
         old.put(lease="1 hour")
         first, second = old.add(), old.add()
-        (ended,) = old.claim_job(queue="q", job_id=first, worker="w")
+        ended = old.claim_one()
         old.put_schedule(queue="q", name="s", cron="* * * * * *", job_type="tick")
         pair.wait_until_replicated()
         pair.standby.stop()
 
         old.complete(**held(ended))
-        (begun,) = old.claim_job(queue="q", job_id=second, worker="w")
+        begun = old.claim_one()
+        assert (ended.job_id, begun.job_id) == (first, second)
         tick = wait_until(lambda: old.advance_schedule(queue="q", name="s"))[0]
         fired = old.find(tick.job_id)
         old.enqueue_many(queue="q", job_type="t", payloads=[{}] * 200)
@@ -99,7 +100,8 @@ def test_an_asynchronous_standby_mistakes_nothing_that_was_lost_for_what_follows
         new.complete(**held(ended))
         assert new.state(first) == "completed"
         # Claimed by two, one of them in a past that did not happen: the other one ends it.
-        (again,) = new.claim_job(queue="q", job_id=second, worker="w2")
+        again = new.claim_one(worker="w2")
+        assert again.job_id == second
         assert again.lease_token != begun.lease_token
         assert again.idempotency_key == begun.idempotency_key
         with refused("PA002"):

@@ -80,7 +80,7 @@ def test_an_account_without_a_home_can_name_a_database(monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [("--metrics-port", "65536"), ("--once", str(2**63)), ("--lease", "1e300"), ("--lease", "nan"), ("--grace", "nan"),
+    [("--metrics-port", "65536"), ("--lease", "1e300"), ("--lease", "nan"), ("--grace", "nan"),
      ("--poll", "nan"), ("--poll", "inf"), ("--queue", ""), ("--app", ""), ("--app", ":app"), ("--app", "..app:app")],
 )  # fmt: skip
 def test_numbers_that_cannot_be_are_refused_before_a_worker_starts(options):
@@ -90,7 +90,7 @@ def test_numbers_that_cannot_be_are_refused_before_a_worker_starts(options):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(("--once", "7", "--processes", "2"), "--processes"), (("--metrics-port", "65535", "--processes", "2"), "65536"),
+    [(("--metrics-port", "65535", "--processes", "2"), "65536"),
      (("--no-supervise", "--processes", "2"), "--no-supervise")],
 )  # fmt: skip
 def test_options_that_do_not_go_together_are_refused_before_a_worker_starts(options, said):

@@ -12,7 +12,6 @@ import textwrap
 import threading
 import time
 from datetime import timedelta
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -970,23 +969,6 @@ def test_a_metrics_port_without_the_extra_names_what_to_install(app, live_dsn, m
     with pytest.raises(errors.CannotServe) as refused:
         run_due(app, live_dsn, metrics_port=0)
     assert refused.value.hint == "Run: pip install 'pg-almanac[metrics]'"
-
-
-def test_once_works_on_one_job_alone(app, live_dsn, jobs):
-    @app.job("x")
-    async def x() -> None: ...
-
-    one, other, future = app.enqueue("x"), app.enqueue("x"), app.enqueue("x", due_at=timedelta(hours=1))
-    unknown = app.enqueue("y")
-    run_once = partial(run_due, app, live_dsn)
-    run_once(once=other.job_id)
-    assert (jobs.state(one), jobs.state(other)) == ("scheduled", "completed")
-    for job, why in ((other, "has ended"), (future, "is not due before")):
-        with pytest.raises(errors.JobNotFound, match=why):
-            run_once(once=job.job_id)
-    with pytest.raises(errors.AppNotFound, match="no handler"):
-        run_once(once=unknown.job_id)
-    assert (jobs.one(unknown).state, jobs.one(unknown).attempt) == ("scheduled", 0)
 
 
 def test_a_worker_ticks_when_nobody_else_does(app, live_dsn, jobs):

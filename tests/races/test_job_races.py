@@ -253,14 +253,14 @@ def test_claim_release_while_another_claim_looks(jobs, own_database, sessions, b
             perform pg_advisory_xact_lock_shared(1);
             return query select unnest(numbers);
         end $$""")
-    jobs.sql(source.replace(looks, looks.replace("unnest", "almanac.wait_and_unnest")))
+    waits = source.replace(looks, looks.replace("unnest", "almanac.wait_and_unnest"))
+    jobs.sql(waits.replace("claim_due", "claim_late"))
     jobs.sql("select pg_advisory_lock(1)")
     a.sql("begin")
-    with Blocked(b.conn, a.conn, lambda: a.claim_ids(batch_size=batch_size)) as waiting:
-        (claimed,) = b.claim_job(queue="q", job_id=job_id, worker="b")
-        b.release(**held(claimed))
+    with Blocked(b.conn, a.conn, lambda: a.claim_late(queue="q", worker="w", batch_size=batch_size)) as waiting:
+        b.release(**held(b.claim_one(worker="b")))
         jobs.sql("select pg_advisory_unlock(1)")
-    assert waiting.value() == [job_id]
+    assert [claimed.job_id for claimed in waiting.value()] == [job_id]
     a.sql("commit")
     assert jobs.row(job_id).leased_by == "w"
 
@@ -493,7 +493,7 @@ def test_a_job_that_somebody_holds_does_not_cost_the_leases_of_the_others(jobs, 
     assert extended().get(second) == (None if gone else 10 * MINUTE)
 
 
-@pytest.mark.parametrize("act", ["claim_due", "claim_due within limits", "claim_job", "extend_lease"])
+@pytest.mark.parametrize("act", ["claim_due", "claim_due within limits", "extend_lease"])
 def test_a_lease_counts_from_when_it_is_had_not_from_when_it_was_asked_for(jobs, sessions, clock, act):
     """Somebody builds an index, or else keeps everybody from writing for longer than the lease lasts."""
     a, b = sessions
@@ -502,11 +502,13 @@ def test_a_lease_counts_from_when_it_is_had_not_from_when_it_was_asked_for(jobs,
     tokens = [job.lease_token for job in (jobs.claim(lease=MINUTE) if act == "extend_lease" else [])]
     a.sql("begin")
     a.sql("lock table almanac.job in share mode")
-    calls = {
-        "claim_job": lambda: b.claim_job(queue="q", job_id=job_id, worker="w", lease=MINUTE),
-        "extend_lease": lambda: b.extend_leases(queue="q", job_ids=[job_id], lease_tokens=tokens, lease=MINUTE),
-    }
-    with Blocked(jobs.conn, b.conn, calls.get(act, lambda: b.claim(lease=MINUTE))) as waiting:
+
+    def ask():
+        if act == "extend_lease":
+            return b.extend_leases(queue="q", job_ids=[job_id], lease_tokens=tokens, lease=MINUTE)
+        return b.claim(lease=MINUTE)
+
+    with Blocked(jobs.conn, b.conn, ask) as waiting:
         clock.advance(minutes=2)
         a.sql("commit")
     (lease,) = waiting.value()
@@ -1107,10 +1109,9 @@ def test_at_other_levels_nothing_is_claimed(jobs, strict):
     a, _ = strict
     jobs.put()
     job_id = jobs.add()
-    for call in (lambda: a.claim(), lambda: a.claim_job(queue="q", job_id=job_id, worker="w")):
-        with refused("25000") as caught:
-            call()
-        assert "read committed" in caught.value.diag.message_hint
+    with refused("25000") as caught:
+        a.claim()
+    assert "read committed" in caught.value.diag.message_hint
     a.sql("begin isolation level read committed")
     assert a.claim_ids() == [job_id]
     a.sql("commit")

@@ -46,7 +46,7 @@ def acts(jobs: Jobs, caller: Jobs) -> dict[str, list[Any]]:
     running, waiting, dead = jobs.running(), jobs.add(), jobs.dead()
     other, third, fourth = jobs.running(), jobs.running(), jobs.running()
     fifth = jobs.running()
-    waiting2, waiting3 = jobs.add(), jobs.add()
+    waiting2 = jobs.add()
     jobs.add(dedup_key="taken")
     later, later2 = (jobs.add(due_at=jobs.one("select almanac.clock() + interval '1 hour'")) for _ in range(2))
     return {
@@ -73,7 +73,6 @@ def acts(jobs: Jobs, caller: Jobs) -> dict[str, list[Any]]:
             lambda: caller.put_job_type(queue="q", job_type="t"),
             lambda: caller.job(queue="q", job_id=running.job_id),
             lambda: caller.count_due(queue="q"),
-            lambda: caller.claim_job(queue="q", job_id=waiting3, worker="w"),
         ],
         "operate": [
             lambda: caller.pause_queue(queue="q"),

@@ -69,13 +69,11 @@ def test_a_name_that_cannot_be_read_is_refused(jobs, name, sqlstate):
         jobs.put_job_type(queue="q", job_type=name)
     with refused(sqlstate):
         jobs.enqueue(queue="q", job_type=name)
-    job_id = jobs.add()
     calls = [
         lambda: jobs.put_schedule(queue="q", name=name, cron="@hourly", job_type="t"),
         lambda: jobs.put_schedule(queue="q", name="s", cron="@hourly", job_type=name),
         lambda: jobs.put_schedule_template(name=name),
         lambda: jobs.claim_due(queue="q", worker=name),
-        lambda: jobs.claim_job(queue="q", job_id=job_id, worker=name),
         lambda: jobs.doze(queue="q", worker=name),
         lambda: jobs.tick_if_stale(worker=name),
         lambda: jobs.report_worker(worker=name, host="", pid=0, version="", queues=[], concurrency=0, running=0),
@@ -258,9 +256,8 @@ def test_a_job_type_overrides_the_queue_and_the_job_overrides_the_type(jobs, clo
     (many,) = jobs.claim()
     jobs.enqueue_many(queue="q", job_type="t", payloads=[{}], max_attempts=4)
     (own,) = jobs.claim()
-    (one,) = jobs.claim_job(queue="q", job_id=jobs.add(), worker="w")
-    assert [c.max_attempts for c in (many, own, one)] == [3, 4, 3]
-    assert {c.lease_expires_at - clock.now() for c in (many, own, one)} == {timedelta(minutes=2)}
+    assert [c.max_attempts for c in (many, own)] == [3, 4]
+    assert {c.lease_expires_at - clock.now() for c in (many, own)} == {timedelta(minutes=2)}
     assert jobs.fail_with_backoff(**held(many), error="x")[0].due_at - clock.now() == timedelta(seconds=20)
 
 
@@ -294,9 +291,7 @@ def test_a_queue_is_dropped_with_all_that_is_its_own(jobs, name):
     for queue in (name, "other"):
         jobs.put(queue)
         jobs.put_job_type(queue=queue, job_type="t", max_attempts=9)
-        job_id = jobs.add(queue, dedup_key="k", dedup_for="1 hour")
-        (claimed,) = jobs.claim_job(queue=queue, job_id=job_id, worker="w")
-        jobs.complete(**held(claimed))
+        jobs.complete(**held(jobs.running(queue, dedup_key="k", dedup_for="1 hour")))
         jobs.put(queue, rate_limit=5, rate_interval="1 minute")
         jobs.doze(queue=queue, worker="w")
         jobs.grant_queue(queue=queue, role="postgres", may="operate")

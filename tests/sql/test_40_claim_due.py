@@ -359,13 +359,12 @@ def test_the_low_bits_of_tokens_are_random(jobs):
     assert min(low) < 100_000
 
 
-@pytest.mark.parametrize("by", ["claim_due", "claim_job"])
-def test_idempotency_key_stays_and_attempt_key_changes(jobs, clock, by):
+def test_idempotency_key_stays_and_attempt_key_changes(jobs, clock):
     jobs.put(max_attempts=2)
     job_id = jobs.add()
     claims = []
     for attempt in (1, 2, 1):
-        claims += jobs.claim() if by == "claim_due" else jobs.claim_job(queue="q", job_id=job_id, worker="w")
+        claims += jobs.claim()
         assert claims[-1].attempt == attempt
         if len(claims) < 3:
             jobs.fail_with_backoff(**held(claims[-1]), error="x")

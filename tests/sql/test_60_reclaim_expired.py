@@ -34,16 +34,12 @@ def test_a_lost_attempt_is_retried_after_the_backoff(jobs, clock):
             call(**held(job))
 
 
-@pytest.mark.parametrize("by", ["claim_due", "claim_job"])
-def test_a_job_that_kills_its_workers_ends_dead(jobs, clock, by):
+def test_a_job_that_kills_its_workers_ends_dead(jobs, clock):
     jobs.put(max_attempts=3)
     job_id = jobs.add()
     for _ in range(3):
         clock.advance(days=1)
-        if by == "claim_due":
-            jobs.claim_one()
-        else:
-            jobs.claim_job(queue="q", job_id=job_id, worker="w")
+        jobs.claim_one()
         clock.advance(days=1)
         reclaim(jobs)
     assert jobs.state(job_id) == "dead"
@@ -156,14 +152,10 @@ def claims(jobs):
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_running": 100}, {"rate_limit": 100, "rate_interval": MINUTE}])
-@pytest.mark.parametrize("by", ["claim_due", "claim_job"])
-def test_whatever_runs_is_found_when_its_lease_ends(jobs, clock, limits, by):
+def test_whatever_runs_is_found_when_its_lease_ends(jobs, clock, limits):
     jobs.put(**limits)
     job_id = jobs.add()
-    if by == "claim_due":
-        jobs.claim_one(lease=timedelta(seconds=1))
-    else:
-        jobs.claim_job(queue="q", job_id=job_id, worker="w", lease=timedelta(seconds=1))
+    jobs.claim_one(lease=timedelta(seconds=1))
     assert jobs.unwatched() == []
     clock.advance(seconds=1, microseconds=-1)
     assert reclaim(jobs) == 0
@@ -264,22 +256,11 @@ def test_a_locked_job_whose_lease_has_ended_does_not_hold_up_the_look(jobs, sess
     assert jobs.state(stuck.job_id) == "retrying"
 
 
-@pytest.mark.parametrize("claimed_by", ["claim_due", "claim_job"])
-def test_what_runs_since_before_there_was_a_limit_counts(jobs, claimed_by):
+def test_what_runs_since_before_there_was_a_limit_counts(jobs):
     jobs.put()
     for _ in range(2):
         jobs.running()
     waiting = [jobs.add() for _ in range(3)]
     jobs.put(max_running=3)
-
-    def claim(job_id):
-        if claimed_by == "claim_due":
-            return jobs.claim_ids(batch_size=5)
-        return [row.job_id for row in jobs.claim_job(queue="q", job_id=job_id, worker="w")]
-
-    assert claim(waiting[0]) == waiting[:1]
-    if claimed_by == "claim_due":
-        assert claim(waiting[1]) == []
-    else:
-        with refused("PA003"):
-            claim(waiting[1])
+    assert jobs.claim_ids() == waiting[:1]
+    assert jobs.claim_ids() == []

@@ -59,9 +59,6 @@ def test_nothing_is_claimed_and_nothing_ticks_while_it_is_held(jobs, session, no
         assert notices[0].startswith("NOTICE: held since")
         assert notices[0].endswith("; select almanac.end_hold();")
         assert notices[0] == f"NOTICE: {caller.one('select almanac.held()')}"
-    with refused("PA003") as caught:
-        jobs.claim_job(queue="q", job_id=job_id, worker="w")
-    assert "all work is held" in caught.value.diag.message_primary
     jobs.put("made meanwhile")
     jobs.add("made meanwhile")
     assert jobs.claim("made meanwhile") == []
@@ -141,31 +138,27 @@ def copied(jobs, own_database, dsn, maintenance, worker_id, now):
         yield copied
 
 
-@pytest.mark.parametrize("first", ["claim", "tick", "tick_if_stale", "advance_schedule", "claim_job"])
+@pytest.mark.parametrize("first", ["claim", "tick", "tick_if_stale", "advance_schedule"])
 def test_a_clone_holds_itself_whatever_it_is_asked_first(jobs, copied, now, first):
     jobs.put(max_running=5)
     put(jobs, cron=MINUTELY, queue="q")
-    job_id = jobs.add()
+    jobs.add()
     now.advance(minutes=5)
     copy = copied()
-    if first == "claim_job":
-        with refused("PA003"):
-            copy.claim_job(queue="q", job_id=job_id, worker="w")
-    else:
-        with told(copy) as notices:
-            getattr(copy, first)(
-                **{
-                    "claim": {},
-                    "tick": {},
-                    "tick_if_stale": {"worker": "w"},
-                    "advance_schedule": {"queue": "q", "name": "daily"},
-                }[first]
-            )
-        assert "by copy (this database is a copy of another one)" in notices[0]
-        assert "adopt_copy" in notices[0]
+    with told(copy) as notices:
+        getattr(copy, first)(
+            **{
+                "claim": {},
+                "tick": {},
+                "tick_if_stale": {"worker": "w"},
+                "advance_schedule": {"queue": "q", "name": "daily"},
+            }[first]
+        )
+    assert "by copy (this database is a copy of another one)" in notices[0]
+    assert "adopt_copy" in notices[0]
     assert copy.one("select count(*) from almanac.job where state = 'running'") == 0
     assert copy.one("select count(*) from almanac.tick") == 0
-    assert [alert.alert for alert in copy.alerts() if "adopt_copy" in alert.message] == ["hold"] or first == "claim_job"
+    assert [alert.alert for alert in copy.alerts() if "adopt_copy" in alert.message] == ["hold"]
     copy.add()  # enqueue goes on
     with refused("PA014"):
         copy.end_hold()

@@ -709,11 +709,6 @@ def test_one_at_a_time_is_one_whatever_the_queue_allows_for_keys(jobs, now, over
         jobs.claim("default", 100)
         count = "select count(*) from almanac.job where state = 'running' and concurrency_key = %s"
         assert jobs.one(count, key) == most
-    waiting = jobs.one(
-        "select min(id) from almanac.job where state <> 'running' and concurrency_key = 'schedule:daily'"
-    )
-    with refused("PA003"):
-        jobs.claim_job(queue="default", job_id=waiting, worker="w")
 
 
 def test_jobs_of_before_count_when_a_schedule_becomes_one_at_a_time(jobs, now):

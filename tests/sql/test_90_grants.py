@@ -29,7 +29,7 @@ EVERYBODY = {
 LOOKING = {"explain_tick", "health", "alerts", "metrics"}
 PRODUCER = {"enqueue", "enqueue_many", "cancel", "redrive", "make_due", "job", "put_schedule"}
 WORKER = {
-    "claim_due", "claim_job", "extend_lease", "extend_leases", "release", "snooze", "complete", "complete_many",
+    "claim_due", "extend_lease", "extend_leases", "release", "snooze", "complete", "complete_many",
     "fail_with_backoff", "cancel", "job", "doze", "wake", "count_due", "report_worker", "retire_worker",
     "put_job_type", "reclaim_expired", "put_schedule", "advance_schedule", "tick", "tick_if_stale",
 }  # fmt: skip
