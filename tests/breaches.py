@@ -1,4 +1,4 @@
-"""Bugs to plant, one for each of fifteen promises of docs/reliability.md: the tests that guard a promise must notice.
+"""Bugs to plant, one for each of sixteen promises of docs/reliability.md: the tests that guard a promise must notice.
 
 Each is a small change of one function of sql/, made in the databases of a test run and nowhere else:
 
@@ -110,6 +110,11 @@ BREACHES = {
             "window_cut_short",
             "the window of a dedup key is over when its job has ended",
             "_finish", "_finish.state = 'cancelled' and", "",
+        ),
+        Breach(
+            "unheld_copy",
+            "a copy does not notice that it is one",
+            "_know_home", "almanac._is_copy()", "false",
         ),
         Breach(
             "right_not_asked",
