@@ -1,21 +1,11 @@
--- 27 _in_block: whether this transaction goes on after the statement: then it began before the statement did. Costs a
--- tenth of a setting, and most calls are transactions of their own.
-create or replace function almanac._in_block()
-    returns boolean
-    language sql stable parallel safe
-    return transaction_timestamp() <> statement_timestamp();
-comment on function almanac._in_block() is 'Whether the statement is one of several in a transaction.';
-
 -- 27 _limit_idle: from here to the end of its transaction the session may be idle for so long, unless its role or
 -- database has a limit. A client that falls silent while it holds a job would keep it until its connection breaks.
 create or replace function almanac._limit_idle()
-    returns void
-    language sql volatile set search_path = pg_catalog, pg_temp
-as $$
-    select set_config('idle_in_transaction_session_timeout',
-                      coalesce(nullif(current_setting('almanac.patience', true), ''), '30s'), true)
-     where current_setting('idle_in_transaction_session_timeout') = '0';
-$$;
+    returns text
+    language sql volatile
+    return case when current_setting('idle_in_transaction_session_timeout') = '0'
+                then set_config('idle_in_transaction_session_timeout',
+                                coalesce(nullif(current_setting('almanac.patience', true), ''), '30s'), true) end;
 comment on function almanac._limit_idle() is 'End this session if it is idle for 30 s in this transaction.';
 
 -- 27 _holder: the session that has locked a job, by the transaction that wrote to its row last, if that still runs.

@@ -38,7 +38,8 @@ create or replace function almanac._is_copy()
     language sql stable set search_path = pg_catalog, pg_temp
 as $$
     select exists (select from almanac.installation i cross join almanac._here() h
-                    where i.home[1:2] <> h[1:2] or i.home[3] <> h[3] and i.home[4] = h[4]);
+                    where i.home[1:2] <> h[1:2]
+                       or i.home[3] <> h[3] and i.home[4] = h[4] and 'unknown' not in (i.home[3], h[3]));
 $$;
 comment on function almanac._is_copy() is 'Whether this database is a copy of the one where its tables were made.';
 
@@ -53,12 +54,12 @@ declare
 begin
     update almanac.installation i
        set held_at = v_now, held_by = _hold_all.held_by, hold_reason = _hold_all.reason
-     where i.held_at is null;
-    if found then
-        update almanac.queue set held_at = v_now where queue.held_at is null;
-        return true;
+     where i.held_at is null or _hold_all.held_by = 'copy' and i.held_by <> 'copy';
+    if not found then
+        return false;
     end if;
-    return false;
+    update almanac.queue set held_at = v_now where queue.held_at is null;
+    return true;
 end;
 $$;
 comment on function almanac._hold_all(text, text) is 'Hold all work; false if it is held already.';
@@ -70,7 +71,9 @@ create or replace function almanac._know_home()
     language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if almanac._is_copy() then
+    if current_setting('transaction_read_only') = 'on' then
+        return; -- a standby: asked again when it has taken over
+    elsif almanac._is_copy() then
         perform almanac._hold_all('copy', 'this database is a copy of another one');
         return;
     end if;

@@ -24,7 +24,7 @@ comment on function almanac._lock_jobs(text, bigint[], bigint[], timestamptz) is
 -- 41 extend_leases: running -> running, for many jobs in one statement. Lost leases are left out of the answer. A lease
 -- never gets shorter, also when the clock was set back. Waits for no lock: one transaction that holds a job would cost
 -- the worker the leases of all. Such a job is in the answer as it stands.
--- Reads: job. Writes: job. Calls: clock, _in_block, _limit_idle, _open_queue, _lock_jobs.
+-- Reads: job. Writes: job. Calls: clock, _limit_idle, _open_queue, _lock_jobs.
 create or replace function almanac.extend_leases(
     queue text, job_ids bigint[], lease_tokens bigint[], lease interval default null)
     returns setof almanac.extended_lease
@@ -42,9 +42,7 @@ begin
             detail  = format('It is %s.', extend_leases.lease),
             hint    = 'Leave it out to use the lease of the job type or the queue.';
     end if;
-    if almanac._in_block() then
-        perform almanac._limit_idle();
-    end if;
+    perform almanac._limit_idle();
     v_jobs := almanac._lock_jobs(extend_leases.queue, extend_leases.job_ids, extend_leases.lease_tokens, v_now);
     if cardinality(v_jobs) < cardinality(extend_leases.job_ids) then
         return query

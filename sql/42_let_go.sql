@@ -45,7 +45,7 @@ comment on function almanac._unpark(text, text[]) is
 -- 42 _finish: the only way out of the job table. Moves jobs to history in one statement, frees their keys, returns the
 -- ids it moved. fenced: only while the given lease is live. job_ids ascend, and rows are locked in that order by
 -- walking the primary key, so overlapping batches do not deadlock. Ids close to each other are read as one range.
--- Writes: job, job_history, dedup. Calls: clock, _in_block, _limit_idle, _unpark.
+-- Writes: job, job_history, dedup. Calls: clock, _limit_idle, _unpark.
 create or replace function almanac._finish(
     queue text, job_ids bigint[], lease_tokens bigint[], state text, fenced boolean,
     results jsonb[] default null, external_ids text[] default null, error text default null,
@@ -66,8 +66,9 @@ declare
     -- Not as integers: the caller may have thought up the ids, and their difference may be none.
     v_close    boolean := v_last::float8 - v_first::float8 < 2 * v_count;
 begin
-    if almanac._in_block() then
-        perform almanac._limit_idle();
+    -- PERFORM would run a query.
+    if almanac._limit_idle() is null then
+        null;
     end if;
     -- width_bucket is a binary search: the position of an id among the ids.
     with close as (
@@ -124,8 +125,7 @@ comment on function almanac._finish(text, bigint[], bigint[], text, boolean, jso
 --   released            -> scheduled again, the attempt given back; at due_at if one is given
 --   failed, lost        -> retrying after the backoff, or dead if it was the last attempt or permanent
 --   asked to be cancelled -> cancelled, whatever the worker said
--- Reads: queue, job_type. Writes: job, attempt. Calls: clock, _backoff, _in_block, _limit_idle, _unpark, _finish,
--- _ring.
+-- Reads: queue, job_type. Writes: job, attempt. Calls: clock, _backoff, _limit_idle, _unpark, _finish, _ring.
 create or replace function almanac._end_attempt(
     held almanac.job, outcome text, error text default null, permanent boolean default false,
     retry_after interval default null, due_at timestamptz default null)
@@ -143,9 +143,7 @@ declare
     v_delay  interval;
     v_due_at timestamptz;
 begin
-    if almanac._in_block() then
-        perform almanac._limit_idle();
-    end if;
+    perform almanac._limit_idle();
     insert into almanac.attempt (queue, job_id, attempt, lease_token, worker, claimed_at, finished_at, outcome, error)
     values (v_job.queue, v_job.id, v_job.attempt, v_job.lease_token, v_job.leased_by, v_job.claimed_at, v_now,
             case when v_job.cancel_requested_at is not null then 'cancelled' else _end_attempt.outcome end, v_error);

@@ -1,7 +1,7 @@
 -- 53 cancel: scheduled or retrying -> cancelled at once. A running job is marked: extend_lease tells its worker, and it
 -- is cancelled when the worker lets go or the lease ends. If the worker completes it first, it is completed: the work
 -- was done. Returns the state the job is in afterwards.
--- Reads: job, job_history. Writes: job. Calls: clock, _caller, _in_block, _limit_idle, _open_queue, _finish, _audit,
+-- Reads: job, job_history. Writes: job. Calls: clock, _caller, _limit_idle, _open_queue, _finish, _audit,
 -- _raise_no_job.
 create or replace function almanac.cancel(queue text, job_id bigint, reason text default null)
     returns text
@@ -26,9 +26,7 @@ begin
             coalesce('is ' || v_state || ' already', 'does not exist'),
             'Look it up: select * from almanac.job(queue, job_id);');
     elsif v_job.state = 'running' then
-        if almanac._in_block() then
-            perform almanac._limit_idle();
-        end if;
+        perform almanac._limit_idle();
         update almanac.job
            set cancel_requested_at = coalesce(job.cancel_requested_at, almanac.clock()),
                cancel_requested_by = coalesce(job.cancel_requested_by, almanac._caller()),
