@@ -10,9 +10,8 @@ comment on function almanac._is_shown(text, bigint) is
 
 -- 21 _next_label: the first local time at or after a given one that matches a rule. Labels are local seconds since
 -- 1970-01-01 00:00 on the clock of the zone, so that days, months and masks need only integers; zones come in later.
--- Jumps from field to field; the only loop goes over months that the rule names, at most 50 years of them.
--- With a zone, later days are passed over where its clocks leave out all that the rule names: there are rules that fall
--- into a gap year after year. A gap has no holes: if it holds the first and the last label of a day, it holds them all.
+-- Jumps from field to field; the only loop goes over at most 50 years of months that the rule names. With a zone, days
+-- are passed over where a gap holds the first and the last label, and so all that the rule names.
 -- Calls: _first_time, _has_plain_days, _is_shown, _last_time, _lowest_bit, _month_days, _month_length, _plain_days.
 create or replace function almanac._next_label(rule almanac.cron_rule, label bigint, zone text default null)
     returns bigint

@@ -161,22 +161,6 @@ $$;
 comment on function almanac._park(almanac.queue, tid[], text[], timestamptz) is
     'Set locked jobs aside until their concurrency_key is free.';
 
--- 40 _take_turn: claims on a queue with limits take turns, so that two of them cannot both use the last free place. The
--- turn is a row that only functions can lock: an advisory lock could be held by any login. What was changed, paused or
--- restricted while they waited counts.
--- Reads: queue_turn. Calls: _open_queue.
-create or replace function almanac._take_turn(queue text)
-    returns almanac.queue
-    language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
-as $$
-begin
-    perform from almanac.queue_turn where queue_turn.queue = _take_turn.queue for no key update;
-    return almanac._open_queue(_take_turn.queue, 'work');
-end;
-$$;
-comment on function almanac._take_turn(text) is
-    'Wait until no other claim is at work on a queue with limits; returns the queue as it is then.';
-
 -- 40 _count_running: how many jobs of a queue run. Those that were claimed before it had limits are not counted in the
 -- job table; they are few, and gone after a while.
 -- Reads: job, claim.
@@ -199,23 +183,10 @@ end;
 $$;
 comment on function almanac._count_running(text) is 'How many jobs of a queue run.';
 
--- 40 _tokens: what is in the bucket of a rate-limited queue at a moment; null if it has none.
--- Reads: queue_turn.
-create or replace function almanac._tokens(queue almanac.queue, at timestamptz)
-    returns double precision
-    language sql stable set search_path = pg_catalog, pg_temp
-as $$
-    select least((_tokens.queue).rate_limit,
-                 queue_turn.tokens
-                 + (_tokens.queue).rate_limit
-                   * greatest(extract(epoch from _tokens.at - queue_turn.refilled_at), 0)::float8
-                   / extract(epoch from (_tokens.queue).rate_interval)::float8)
-      from almanac.queue_turn where queue_turn.queue = (_tokens.queue).queue;
-$$;
-comment on function almanac._tokens(almanac.queue, timestamptz) is 'Tokens in the bucket of a rate-limited queue.';
-
--- 40 _pick_within_limits: as _pick_due, for queues with limits.
--- Reads: job. Writes: queue_turn. Calls: clock, _take_turn, _count_running, _tokens, _park, _places.
+-- 40 _pick_within_limits: as _pick_due, for queues with limits. Claims take turns, so that two of them cannot both use
+-- the last free place. The turn is a row that only functions can lock: any login could hold an advisory lock. What was
+-- changed, paused or restricted meanwhile counts.
+-- Reads: job, queue_turn. Writes: queue_turn. Calls: clock, _count_running, _open_queue, _park, _places.
 create or replace function almanac._pick_within_limits(queue almanac.queue, batch_size integer, job_types text[])
     returns tid[]
     language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -224,6 +195,7 @@ declare
     v_queue   almanac.queue := _pick_within_limits.queue;
     v_now     timestamptz;
     v_room    integer := _pick_within_limits.batch_size;
+    v_turn    almanac.queue_turn;
     v_tokens  double precision;
     v_level   integer := 1;
     v_due_at  timestamptz := '-infinity';
@@ -245,7 +217,8 @@ begin
            and (_pick_within_limits.job_types is null or job.job_type = any (_pick_within_limits.job_types))) then
         return v_jobs;
     end if;
-    v_queue := almanac._take_turn(v_queue.queue);
+    select * into v_turn from almanac.queue_turn where queue_turn.queue = v_queue.queue for no key update;
+    v_queue := almanac._open_queue(v_queue.queue, 'work');
     v_now := almanac.clock();
     if v_queue.held_at is not null
        or v_queue.paused_at is not null and coalesce(v_queue.paused_until, 'infinity') > v_now then
@@ -255,7 +228,9 @@ begin
         v_room := least(v_room, v_queue.max_running - almanac._count_running(v_queue.queue));
     end if;
     if v_queue.rate_limit is not null then
-        v_tokens := almanac._tokens(v_queue, v_now);
+        v_tokens := least(v_queue.rate_limit, v_turn.tokens
+            + v_queue.rate_limit * greatest(extract(epoch from v_now - v_turn.refilled_at), 0)::float8
+              / extract(epoch from v_queue.rate_interval)::float8);
         v_room := least(v_room, floor(v_tokens)::integer);
     end if;
     while v_room > cardinality(v_jobs) and v_level <= cardinality(v_queue.priorities) loop
@@ -359,20 +334,12 @@ end;
 $$;
 comment on function almanac._check_claim(text, integer, interval) is 'Raises unless a claim can have these arguments.';
 
--- 40 _look_after: how soon after a claim reclaim_expired looks whether its jobs still run. No lease is shorter; and of
--- short jobs, the many, most have ended by then, so that their claim is forgotten at the first look.
-create or replace function almanac._look_after()
-    returns interval
-    language sql immutable parallel safe
-    return interval '1 second';
-comment on function almanac._look_after() is 'How soon after a claim it is asked what became of it.';
-
 -- 40 claim_due: scheduled or retrying -> running. Consumes an attempt and issues a new, larger lease token. Without
 -- limits, and while nothing is in the way, one statement picks, locks and claims.
 -- Every statement and expression here is set up anew in each call, which is most of what a small claim costs: so they
 -- are few, and what is seldom needed is done elsewhere.
 -- Reads: queue, job. Writes: job, claim. Calls: clock, _open_queue, _check_claim, _claim_effort, _is_littered,
--- _is_plain, _pick_due, _pick_within_limits, _say_hold, _next_token, _look_after, attempt_key, _idempotency_key.
+-- _is_plain, _pick_due, _pick_within_limits, _say_hold, _next_token, attempt_key, _idempotency_key.
 create or replace function almanac.claim_due(
     queue text,
     worker text,
@@ -469,8 +436,9 @@ begin
                       job.schedule, job.tick_at, job.caught_up, job.priority, job.concurrency_key::text, job.headers,
                       job.created_at
         ), listed as (
+            -- No lease is shorter than this; and most short jobs have ended by then.
             insert into almanac.claim (queue, look_at, job_ids)
-            select claim_due.queue, v_now + almanac._look_after(), array_agg(claimed.id)
+            select claim_due.queue, v_now + interval '1 second', array_agg(claimed.id)
               from claimed
              where v_counted is null
             having count(*) > 0

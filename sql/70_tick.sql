@@ -242,7 +242,7 @@ comment on function almanac.tick(integer) is
 -- 70 tick_if_stale: the dead man's switch, called by every worker every second. While pg_cron, or somebody by hand,
 -- ticks, it costs a look at two rows. Otherwise one of the workers ticks each second; if pg_cron was expected to, an
 -- alert says so until it is back.
--- Reads: heartbeat, alert. Calls: clock, _check_name, _clear_alert, _is_plain, _raise_alert, _try_tick.
+-- Reads: heartbeat, alert. Calls: clock, _check_name, _clear_alert, _raise_alert, _try_tick.
 create or replace function almanac.tick_if_stale(worker text, stale_after interval default interval '3 seconds')
     returns boolean
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set jit = off
@@ -254,9 +254,7 @@ declare
     v_worker   timestamptz;
     v_report   almanac.tick_report;
 begin
-    if almanac._is_plain(tick_if_stale.worker, 200) is not true then
-        perform almanac._check_name('a worker', tick_if_stale.worker, 200);
-    end if;
+    perform almanac._check_name('a worker', tick_if_stale.worker, 200);
     if tick_if_stale.stale_after is null then
         raise exception using errcode = '22004',
             message = 'stale_after must not be null',

@@ -64,7 +64,7 @@ with full_queue as materialized (
      where case when queue.max_running is not null
                 then (select count(*) from almanac.running_job as running where running.queue = queue.queue)
                      >= queue.max_running end
-        -- As _tokens, which those who look may not call.
+        -- As in _pick_within_limits.
         or bucket.tokens + queue.rate_limit * greatest(extract(epoch from almanac.clock() - bucket.refilled_at), 0)
                            / extract(epoch from queue.rate_interval) < 1)
 select job.queue, job.id as job_id, job.job_type, job.state, job.priority, job.due_at,
