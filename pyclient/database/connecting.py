@@ -144,7 +144,6 @@ def check(conn: Connection) -> None:
 # thread of each process looks at who waits, and cuts connections that have not answered for as long as we wait.
 
 _asked: dict[Connection | AsyncConnection, float] = {}
-_silent_at = -math.inf
 _watcher: tuple[int, threading.Thread] | None = None
 
 
@@ -165,14 +164,12 @@ def answered(conn: Connection | AsyncConnection) -> Iterator[None]:
 
 
 def _cut_silent() -> None:
-    global _silent_at
     while True:
         patience = settings.patience()
         time.sleep(patience / 30)
         now = time.monotonic()
         for conn in [conn for conn, since in _asked.copy().items() if now - since > patience]:
             _asked.pop(conn, None)
-            _silent_at = now
             logger.warning("the database does not answer: connection cut after=%gs", patience)
             with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(conn.fileno())) as ours:
                 ours.shutdown(socket.SHUT_RDWR)
@@ -185,23 +182,30 @@ _lent_at: WeakKeyDictionary[Connection | AsyncConnection, float] = WeakKeyDictio
 
 def _look_at(conn: Connection) -> None:
     if _is_in_doubt(conn):
-        with answered(conn):
-            ConnectionPool.check_connection(conn)
+        try:
+            with answered(conn):
+                ConnectionPool.check_connection(conn)
+        except psycopg.Error:
+            # The others are no better, and the pool pauses longer after each that it has asked.
+            conn._pool.drain()  # type: ignore[union-attr]
+            raise
 
 
 async def _look_at_async(conn: AsyncConnection) -> None:
     if _is_in_doubt(conn):
-        with answered(conn):
-            await AsyncConnectionPool.check_connection(conn)
+        try:
+            with answered(conn):
+                await AsyncConnectionPool.check_connection(conn)
+        except psycopg.Error:
+            await conn._pool.drain()  # type: ignore[union-attr]
+            raise
 
 
 def _is_in_doubt(conn: Connection | AsyncConnection) -> bool:
     """Whether to ask the server before this connection is lent. Where nothing was asked there is nothing to read, but
-    for the farewell of a server that ended the session. One of before a silence is not waited for once more."""
+    for the farewell of a server that ended the session."""
     now = time.monotonic()
     lent_at, _lent_at[conn] = _lent_at.get(conn, -math.inf), now
-    if -math.inf < lent_at < _silent_at:
-        raise psycopg.OperationalError("this connection is of before the server fell silent")
     return now - lent_at > RECENT or _is_readable(conn.fileno())
 
 
