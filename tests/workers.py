@@ -103,7 +103,7 @@ def run_due(app: Almanac, dsn: str, **options: Any) -> Worker:
 class Process:
     """`pyclient worker` on a module written for the test."""
 
-    def __init__(self, folder: Path, dsn: str, code: str, *options: str) -> None:
+    def __init__(self, folder: Path, dsn: str, code: str, *options: str, **environment: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "handlers_under_test.py").write_text(HEAD + textwrap.dedent(code))
         self.log = folder / "worker.log"
@@ -111,6 +111,7 @@ class Process:
         self.command += ["--log-format", "human", *options]
         self.folder = folder
         self.environment = os.environ | {"ALMANAC_DSN": dsn, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        self.environment |= environment
         self.start()
 
     def start(self) -> None:
@@ -142,8 +143,8 @@ app = Almanac()
 
 
 @contextlib.contextmanager
-def process(folder: Path, dsn: str, code: str, *options: str) -> Iterator[Process]:
-    running = Process(folder, dsn, code, *options)
+def process(folder: Path, dsn: str, code: str, *options: str, **environment: str) -> Iterator[Process]:
+    running = Process(folder, dsn, code, *options, **environment)
     try:
         yield running
     finally:

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psycopg
 import pytest
@@ -76,9 +77,29 @@ class Breakable:
                     raise
                 time.sleep(0.2)
 
+    def processes(self) -> list[int]:
+        """The postmaster, then everything that it has started."""
+        assert self.server.data_dir is not None
+        postmaster = int((self.server.data_dir / "postmaster.pid").read_text().split("\n")[0])
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+        pairs = [[int(number) for number in line.split()] for line in listed.splitlines()]
+        return [postmaster, *(pid for pid, parent in pairs if parent == postmaster)]
+
     def execute(self, statement: str) -> None:
         with psycopg.connect(self.dsn, autocommit=True) as conn:
             conn.execute(statement.encode())
+
+
+@contextlib.contextmanager
+def frozen(pids: Sequence[int]) -> Iterator[None]:
+    """SIGSTOP: their connections stay open and say nothing."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def _exists(pid: int) -> bool:
@@ -116,9 +137,17 @@ def breakable(request: pytest.FixtureRequest) -> Iterator[Callable[..., Breakabl
         yield make
 
 
+class Pooled(NamedTuple):
+    """A server behind PgBouncer in transaction mode: three of its sessions, shared by all."""
+
+    behind: Breakable
+    dsn: str
+    restart: Callable[[], None]
+    pid: Callable[[], int]
+
+
 @pytest.fixture
-def pgbouncer(breakable: Callable[..., Breakable]) -> Iterator[tuple[Breakable, str, Callable[[], None]]]:
-    """(the server, the DSN through PgBouncer in transaction mode, how to restart PgBouncer)."""
+def pgbouncer(breakable: Callable[..., Breakable]) -> Iterator[Pooled]:
     program = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
     if program is None:
         pytest.skip("no pgbouncer on this machine")
@@ -169,7 +198,7 @@ max_client_conn = 200
     # PostgreSQL refuses a startup parameter that the pooler cannot pass on; wait_until_ready sends none.
     start()
     try:
-        yield behind, dsn, restart
+        yield Pooled(behind, dsn, restart, lambda: running[0].pid)
     finally:
         stop()
         shutil.rmtree(folder, ignore_errors=True)

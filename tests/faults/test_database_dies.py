@@ -200,7 +200,7 @@ def test_no_free_connection_and_cancelled_statements_are_waited_out(breakable: C
 
 
 def test_through_pgbouncer_in_transaction_mode(pgbouncer):
-    behind, dsn, restart = pgbouncer
+    behind, dsn, restart, _ = pgbouncer
     behind.execute("create table effect (job_id bigint)")
     app = Almanac(dsn)
 
@@ -233,7 +233,7 @@ def test_through_pgbouncer_in_transaction_mode(pgbouncer):
 
 
 def test_the_style_of_dates_that_we_ask_for_behind_a_pooler_is_not_that_of_others(pgbouncer):
-    behind, dsn, restart = pgbouncer
+    behind, dsn, restart, _ = pgbouncer
     behind.execute("alter database work set datestyle to 'German, DMY'")
     behind.execute("alter database work set intervalstyle to sql_standard")
     restart()
