@@ -30,6 +30,9 @@ CODE = """
     @app.job("plain")
     async def plain(): ...
 
+    @app.job("lost")
+    async def lost(): ...
+
     @app.job("writes")
     async def writes(ctx: JobContext) -> None:
         async with ctx.transaction() as conn:
@@ -158,14 +161,14 @@ def end(seen: Seen) -> None:
 def take_and_die(seen: Seen) -> None:
     """Another worker claims a job, and is not heard of again."""
     with seen.conn.transaction():
-        (job,) = seen.rows("select * from almanac.enqueue('default', 'plain', '{\"lost\": true}')")
-        seen.rows("select almanac.claim_job('default', %s, 'gone', interval '1 second')", job.job_id)
+        seen.enqueue("lost")
+        claim = "select from almanac.claim_due('default', 'gone', lease => '1 second', job_types => array['lost'])"
+        assert seen.rows(claim)
 
 
 def is_all_back(seen: Seen, since: Any) -> bool:
     """Claims, both kinds of handlers, ticks, and the end of what another worker had."""
-    reclaimed = seen.rows("select from almanac.job_history where payload @> '{\"lost\": true}'")
-    return bool(reclaimed) and seen.ended_since(since) >= set(WRITES) and seen.ticked_since(since)
+    return seen.ended_since(since) >= {*WRITES, "lost"} and seen.ticked_since(since)
 
 
 def test_connections_that_fall_silent_for_good_are_replaced_within_the_bound(tmp_path, live_dsn, seen):
@@ -343,11 +346,9 @@ def test_a_worker_stopped_between_complete_and_commit_loses_its_job(tmp_path, li
 
 def completing(db: database.Connection, **settings: str) -> int:
     """The number of a job that is completed on this connection, in a transaction that stays open."""
-    (job,) = db.execute("select job_id from almanac.enqueue('default', 't')").fetchone() or (0,)
-    claimed = db.execute(
-        "select lease_token from almanac.claim_job('default', %s, 'silent', interval '1 second')", [job]
-    )
-    (token,) = claimed.fetchone() or (0,)
+    db.execute("select almanac.enqueue('default', 't')")
+    claim = "select job_id, lease_token from almanac.claim_due('default', 'silent', lease => '1 second')"
+    job, token = db.execute(claim.encode()).fetchone() or (0, 0)
     for name, value in settings.items():
         db.execute("select set_config(%s, %s, false)", [f"almanac.{name}", value])
     db.execute("begin")
