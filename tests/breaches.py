@@ -72,6 +72,11 @@ BREACHES = {
             "complete_many", "cardinality(v_finished) < cardinality(complete_many.job_ids)", "false",
         ),
         Breach(
+            "endless_silence",
+            "a session that falls silent between complete and COMMIT keeps its job",
+            "_limit_idle", "= '0'", "= 'never'",
+        ),
+        Breach(
             "uncounted_attempt",
             "a claim consumes an attempt only the first time",
             "claim_due", "job.attempt + 1", "greatest(job.attempt, 1)",

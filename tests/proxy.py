@@ -74,7 +74,8 @@ class Proxy:
             self._selector.register(one, selectors.EVENT_READ)
 
     def _forward(self, source: socket.socket) -> None:
-        other = self._pairs[source]
+        if (other := self._pairs.get(source)) is None:
+            return  # its other side has just closed both
         try:
             data = source.recv(65536)
             if data:
