@@ -154,7 +154,7 @@ def answered(conn: Connection | AsyncConnection) -> Iterator[None]:
     global _watcher
     if _watcher is None or _watcher[0] != os.getpid():
         _asked.clear()  # those of the parent of a fork are the parent's
-        _watcher = os.getpid(), threading.Thread(target=_cut_silent, name="pyclient-silence", daemon=True)
+        _watcher = os.getpid(), threading.Thread(target=_cut_silent, name="silence", daemon=True)
         _watcher[1].start()
     _asked[conn] = time.monotonic()
     try:
