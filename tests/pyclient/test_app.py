@@ -8,6 +8,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 import traceback
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Required, TypedDict
@@ -469,6 +470,20 @@ def test_what_an_app_sends_often_is_prepared(app, jobs):
         said = conn.execute("select count(*) from pg_prepared_statements where statement like '%enqueue%'").fetchone()
     assert said == (1,)
     assert len(pids(jobs)) == 1
+
+
+def test_connections_that_the_server_has_ended_are_replaced_all_at_once(live_dsn, jobs):
+    """The pool pauses for longer after each one that it finds broken, and gives up after 30 seconds."""
+    with database.pool(live_dsn) as pool:
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):
+                stack.enter_context(pool.connection())
+        assert len(pids(jobs)) == 8
+        ended(jobs)
+        began = time.monotonic()
+        with pool.connection() as conn:
+            conn.execute("select 1")
+        assert time.monotonic() - began < 5
 
 
 def test_a_connection_that_the_server_has_ended_is_not_lent(app, jobs):
