@@ -1,7 +1,7 @@
 # make demo   see it work, on a PostgreSQL from a PyPI wheel: nothing to set up
 # make test   everything that guards the project (PG=embedded: on the wheel's PostgreSQL only)
 # make lint   the checks without the tests; make test-lowest: the client with the lowest versions of what it needs
-# make breaches  plant a bug for each of sixteen promises: the tests that guard it have to fail (ONLY=name,name)
+# make breaches  plant a bug for each of seventeen promises: the tests that guard it have to fail (ONLY=name,name)
 # make bench  how fast it is here; make bench-peers: beside other job queues
 PYTHON ?= python3
 VENV   ?= .venv

@@ -1,4 +1,4 @@
-"""Bugs to plant, one for each of sixteen promises of docs/reliability.md: the tests that guard a promise must notice.
+"""Bugs to plant, one for each of seventeen promises of docs/reliability.md: the tests that guard a promise must notice.
 
 Each is a small change of one function of sql/, made in the databases of a test run and nowhere else:
 
