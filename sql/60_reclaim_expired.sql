@@ -173,10 +173,11 @@ begin
            for update;
     exception
         when lock_not_available then
-            perform almanac._raise_no_job(end_lease.queue, end_lease.job_id, format(
-                'is held by session %s', almanac._holder(end_lease.queue, end_lease.job_id)),
+            perform almanac._raise_no_job(end_lease.queue, end_lease.job_id,
+                concat_ws(' ', 'is held by session', almanac._holder(end_lease.queue, end_lease.job_id)),
                 format('If it is silent: select pg_terminate_backend(%s); and call again.',
-                       almanac._holder(end_lease.queue, end_lease.job_id)));
+                       coalesce(almanac._holder(end_lease.queue, end_lease.job_id)::text,
+                                '<the pid of one idle in transaction in pg_stat_activity>')));
     end;
     if not found or v_job.state <> 'running' then
         perform almanac._raise_no_job(end_lease.queue, end_lease.job_id,

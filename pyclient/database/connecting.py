@@ -143,20 +143,21 @@ def check(conn: Connection) -> None:
 # A server that is frozen, or a pooler that hangs, keeps its connections open: nothing on the network says so. So one
 # thread of each process looks at who waits, and cuts connections that have not answered for as long as we wait.
 
-_asked: dict[Connection | AsyncConnection, float] = {}
+# Since when, and where to ask whether the server is at work.
+_asked: dict[Connection | AsyncConnection, tuple[float, str | None]] = {}
 _watcher: tuple[int, threading.Thread] | None = None
 
 
 @contextlib.contextmanager
-def answered(conn: Connection | AsyncConnection) -> Iterator[None]:
+def answered(conn: Connection | AsyncConnection, dsn: str | None = None) -> Iterator[None]:
     """What is asked in the block is answered in time, or the connection is closed and an OperationalError says so. Not
-    for statements of users, which may take long."""
+    for statements of users, which may take long. With a DSN the server is asked first whether it is at work."""
     global _watcher
     if _watcher is None or _watcher[0] != os.getpid():
         _asked.clear()  # those of the parent of a fork are the parent's
         _watcher = os.getpid(), threading.Thread(target=_cut_silent, name="silence", daemon=True)
         _watcher[1].start()
-    _asked[conn] = time.monotonic()
+    _asked[conn] = time.monotonic(), dsn
     try:
         yield
     finally:
@@ -168,11 +169,28 @@ def _cut_silent() -> None:
         patience = settings.patience()
         time.sleep(patience / 30)
         now = time.monotonic()
-        for conn in [conn for conn, since in _asked.copy().items() if now - since > patience]:
-            _asked.pop(conn, None)
-            logger.warning("the database does not answer: connection cut after=%gs", patience)
-            with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(conn.fileno())) as ours:
-                ours.shutdown(socket.SHUT_RDWR)
+        for conn, (since, dsn) in _asked.copy().items():
+            if now - since > patience and dsn is None:
+                _cut(conn)
+            elif now - since > patience:
+                _asked[conn] = mark = now, dsn
+                threading.Thread(target=_cut_unless_at_work, args=[conn, mark], daemon=True).start()
+
+
+def _cut_unless_at_work(conn: Connection | AsyncConnection, mark: tuple[float, str]) -> None:
+    with contextlib.suppress(errors.AlmanacError, psycopg.Error), contextlib.closing(connect(mark[1])) as other:
+        at_work = "select from pg_stat_activity where pid = %s and state = 'active'"
+        if other.execute(at_work, [conn.info.backend_pid]).fetchone() is not None:
+            return
+    if _asked.get(conn) is mark:
+        _cut(conn)
+
+
+def _cut(conn: Connection | AsyncConnection) -> None:
+    _asked.pop(conn, None)
+    logger.warning("the database does not answer: connection cut after=%gs", settings.patience())
+    with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(conn.fileno())) as ours:
+        ours.shutdown(socket.SHUT_RDWR)
 
 
 # A connection that was lent within so many seconds is not asked, only looked at: it costs a round trip less.

@@ -103,14 +103,19 @@ class Link:
         self._lock = asyncio.Lock()
 
     async def call(
-        self, operation: Callable[[database.AsyncConnection], Awaitable[T]], *, until: Callable[[], bool] | None = None
+        self,
+        operation: Callable[[database.AsyncConnection], Awaitable[T]],
+        *,
+        until: Callable[[], bool] | None = None,
+        asks: bool = True,
     ) -> T:
-        """The answer of `operation`, however long the database is away; `until()` true gives up with the last error."""
+        """The answer of `operation`, however long the database is away; `until()` true gives up with the last error.
+        With `asks` false it does not ask on this connection."""
         async with self._lock:
             while True:
                 try:
                     conn = self.conn or await self._connect()
-                    with database.answered(conn):
+                    with database.answered(conn) if asks else contextlib.nullcontext():
                         answer = await operation(conn)
                 except Exception as error:
                     if needs_another_connection(error) or (self.conn is not None and self.conn.closed):
@@ -161,10 +166,11 @@ class Link:
 class ThreadLink:
     """The same for a thread, which does not wait: a call that fails is tried again at the next round."""
 
-    def __init__(self, name: str, dsn: str, state: State) -> None:
+    def __init__(self, name: str, dsn: str, state: State, *, may_take_long: bool = False) -> None:
         self.name = name
         self.dsn = dsn
         self.state = state
+        self.may_take_long = may_take_long
         self.conn: database.Connection | None = None
         self._failures = 0
         self._not_before = 0.0
@@ -176,7 +182,7 @@ class ThreadLink:
         try:
             if self.conn is None:
                 self.conn = database.connect_worker(self.dsn)
-            with database.answered(self.conn):
+            with database.answered(self.conn, self.dsn if self.may_take_long else None):
                 answer = operation(self.conn)
         except Exception as error:
             if needs_another_connection(error) or (self.conn is not None and self.conn.closed):

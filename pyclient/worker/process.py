@@ -234,7 +234,7 @@ class Worker:
                 await asyncio.to_thread(declare)
 
         try:
-            await link.call(attempt)
+            await link.call(attempt, asks=False)
         finally:
             await link.drop()
 

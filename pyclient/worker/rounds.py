@@ -29,7 +29,7 @@ class Rounds(threading.Thread):
         tick: Callable[[database.Connection], object],
     ) -> None:
         super().__init__(name="rounds", daemon=True)
-        self.link = ThreadLink("rounds", dsn, state)
+        self.link = ThreadLink("rounds", dsn, state, may_take_long=True)
         self.report = report
         self.tick = tick
         self._ended = threading.Event()

@@ -1457,3 +1457,20 @@ def test_a_worker_says_in_one_line_that_all_work_is_held(app, live_dsn, jobs, mo
         jobs.rows("select almanac.end_hold()")
         jobs.wait(job, "completed")
         wait_until(lambda: "work goes on" in caplog.text)
+
+
+def test_a_tick_that_has_much_to_do_is_told_from_one_that_gets_no_answer(live_dsn, monkeypatch, caplog):
+    monkeypatch.setenv("ALMANAC_PATIENCE", "1")
+    with psycopg.connect(live_dsn, autocommit=True) as conn:
+        conn.execute("create table public.work (done int); grant all on public.work to public")
+        conn.execute("""
+            create or replace function almanac.tick_if_stale(worker text, stale_after interval default '3 seconds')
+            returns boolean language plpgsql as
+            $$ begin perform pg_sleep(4); insert into public.work values (1); return true; end $$""")
+
+        @(app := Almanac()).job("t")
+        async def handler() -> None: ...
+
+        with in_thread(app, live_dsn):
+            wait_until(lambda: conn.execute("select from public.work").fetchone() is not None)
+    assert "does not answer" not in caplog.text
