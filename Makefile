@@ -3,13 +3,14 @@
 # make lint   the checks without the tests; make test-lowest: the client with the lowest versions of what it needs
 # make breaches  plant a bug for each of seventeen promises: the tests that guard it have to fail (ONLY=name,name)
 # make bench  how fast it is here; make bench-peers: beside other job queues
+# make ab     BASE=<commit> [ONLY=row,row]: whether the working tree is slower than that commit
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PG     ?= auto
 PYTEST_ARGS ?=
 
-.PHONY: help venv demo test test-lowest lint breaches bench bench-peers freeze-baseline
+.PHONY: help venv demo test test-lowest lint breaches bench bench-peers ab freeze-baseline
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -65,6 +66,10 @@ bench: venv
 
 bench-peers: venv
 	$(BIN)/python -m tests.bench --peers $(if $(ONLY),--only $(ONLY))
+
+ab: venv
+	@test -n '$(BASE)' || { echo 'make ab: name the commit to compare with: make ab BASE=main' >&2; exit 2; }
+	@$(BIN)/python -m tests.bench.ab '$(BASE)' $(if $(ONLY),--only $(ONLY))
 
 # Until the first release: sql/02 to sql/19 become revision 0001, and install.sql lists every file.
 freeze-baseline: venv

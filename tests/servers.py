@@ -13,8 +13,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -68,6 +68,8 @@ class Binaries:
     #: For who wants commits to cost what they cost.
     on_disk: bool = False
     locale: tuple[str, ...] = ("--no-locale",)
+    #: Of the server's processes, beside our own.
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_pg_cron(self) -> bool:
@@ -114,7 +116,7 @@ class Binaries:
             with log.open("w") as output:
                 postmaster = subprocess.Popen(
                     [str(bin_dir / "postgres"), "-D", str(data)],
-                    stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=os.environ | self.environment,
                     **who.process_options(),
                 )  # fmt: skip
             try:

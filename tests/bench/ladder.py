@@ -8,12 +8,11 @@ before has and one thing more; each is a table of its own, worked off by bare st
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import psycopg
 
 from tests.bench import harness, jobs
-from tests.bench.harness import Bench, Connection, Leg, Measurement
+from tests.bench.harness import Bench, Connection, Leg, Measurement, cpu_ns
 
 JOBS = 30_000
 BATCH = 100
@@ -126,14 +125,11 @@ def measured(
         prepare(conn)
         bench.settle(conn, table)
     with psycopg.connect(dsn, autocommit=True) as conn:
-        began = cpu_ns(conn)
+        pid = conn.info.backend_pid
+        began = cpu_ns(pid)
         done = work(conn)
         assert done == JOBS, done
         yield {
-            "metric": "ladder_cpu_us", "value": (cpu_ns(conn) - began) / 1000 / done, "unit": "us a job",
+            "metric": "ladder_cpu_us", "value": (cpu_ns(pid) - began) / 1000 / done, "unit": "us a job",
             "batch": BATCH, "step": says,
         }  # fmt: skip
-
-
-def cpu_ns(conn: Connection) -> int:
-    return int(Path(f"/proc/{conn.info.backend_pid}/schedstat").read_text().split()[0])

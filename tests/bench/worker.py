@@ -20,6 +20,7 @@ from pyclient import database
 from tests.bench.handlers import SLOTS
 from tests.bench.harness import paced
 
+TREE = Path(__file__).resolve().parents[2]
 JOBS = 50_000
 # Waiting or running, by an index: to look among a million jobs of the future would take as long as a good part of a
 # drain.
@@ -47,13 +48,17 @@ class Counts:
 
 
 @contextlib.contextmanager
-def worker(dsn: str, *options: str, counts: Counts | None = None) -> Iterator["subprocess.Popen[bytes]"]:
+def worker(
+    dsn: str, *options: str, counts: Counts | None = None, tree: Path = TREE, **environment: str
+) -> Iterator["subprocess.Popen[bytes]"]:
     """`pyclient worker` as anybody would start it; log lines for each job are off, as they are for the peers."""
-    environment = os.environ | {"ALMANAC_DSN": dsn, "ALMANAC_BENCH_COUNTS": counts.path if counts else ""}
+    environment |= {
+        "ALMANAC_DSN": dsn, "ALMANAC_BENCH_COUNTS": counts.path if counts else "", "PYTHONPATH": str(tree),
+    }  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "pyclient", "worker", "--app", "tests.bench.handlers:app", "--queue", "default",
          "--log-level", "warning", *options],
-        env=environment,
+        cwd=tree, env=os.environ | environment,
     )  # fmt: skip
     try:
         yield process
@@ -62,7 +67,7 @@ def worker(dsn: str, *options: str, counts: Counts | None = None) -> Iterator["s
         process.wait(60)
 
 
-def _wait_until(condition: Any, timeout: float = 120.0, pause: float = 0.003) -> None:
+def wait_until(condition: Any, timeout: float = 120.0, pause: float = 0.003) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -87,10 +92,10 @@ def drain(
         conn.execute("vacuum analyze almanac.job")
         conn.execute("checkpoint")
         with worker(dsn, "--processes", str(processes), counts=counts):
-            _wait_until(lambda: counts.total() > 0, pause=0.001)
+            wait_until(lambda: counts.total() > 0, pause=0.001)
             began, first = time.perf_counter(), counts.total()
-            _wait_until(lambda: counts.total() >= jobs)
-            _wait_until(lambda: not conn.execute(UNFINISHED).rowcount)
+            wait_until(lambda: counts.total() >= jobs)
+            wait_until(lambda: not conn.execute(UNFINISHED).rowcount)
             took = time.perf_counter() - began
         handled = counts.total()
         counts.close()
@@ -105,11 +110,11 @@ def pickup(dsn: str, *, jobs: int = 120, per_second: float = 20.0) -> Iterator[d
     """From the moment enqueue has returned to the first line of the handler, into a worker that sleeps."""
     with worker(dsn), psycopg.connect(dsn, autocommit=True) as conn:
         warm = database.enqueue(conn, queue="default", job_type="stamp")
-        _wait_until(lambda: _found(conn, warm.job_id) is not None, pause=0.05)
+        wait_until(lambda: _found(conn, warm.job_id) is not None, pause=0.05)
         time.sleep(2.0)
         calls = paced(lambda _: database.enqueue(conn, queue="default", job_type="stamp"), jobs, per_second)
         sent = {job.job_id: at for job, at in calls}
-        _wait_until(lambda: _found(conn, max(sent)) is not None, pause=0.05)
+        wait_until(lambda: _found(conn, max(sent)) is not None, pause=0.05)
         time.sleep(0.2)
         latencies = sorted(
             (picked_up - sent[job_id]) * 1000
