@@ -143,7 +143,7 @@ def check(conn: Connection) -> None:
 # A server that is frozen, or a pooler that hangs, keeps its connections open: nothing on the network says so. So one
 # thread of each process looks at who waits, and cuts connections that have not answered for as long as we wait.
 
-# Since when, and where to ask whether the server is at work.
+# Until when, and where to ask whether the server is at work.
 _asked: dict[Connection | AsyncConnection, tuple[float, str | None]] = {}
 _watcher: tuple[int, threading.Thread] | None = None
 
@@ -157,7 +157,7 @@ def answered(conn: Connection | AsyncConnection, dsn: str | None = None) -> Iter
         _asked.clear()  # those of the parent of a fork are the parent's
         _watcher = os.getpid(), threading.Thread(target=_cut_silent, name="silence", daemon=True)
         _watcher[1].start()
-    _asked[conn] = time.monotonic(), dsn
+    _asked[conn] = time.monotonic() + settings.patience(), dsn
     try:
         yield
     finally:
@@ -166,14 +166,13 @@ def answered(conn: Connection | AsyncConnection, dsn: str | None = None) -> Iter
 
 def _cut_silent() -> None:
     while True:
-        patience = settings.patience()
-        time.sleep(patience / 30)
+        time.sleep(0.1)
         now = time.monotonic()
-        for conn, (since, dsn) in _asked.copy().items():
-            if now - since > patience and dsn is None:
+        for conn, (until, dsn) in _asked.copy().items():
+            if until < now and dsn is None:
                 _cut(conn)
-            elif now - since > patience:
-                _asked[conn] = mark = now, dsn
+            elif until < now:
+                _asked[conn] = mark = now + settings.patience(), dsn
                 threading.Thread(target=_cut_unless_at_work, args=[conn, mark], daemon=True).start()
 
 
