@@ -1,6 +1,7 @@
 """LISTEN: what becomes of it when its connection ends."""
 
 import asyncio
+import os
 import socket
 from typing import Any
 
@@ -26,9 +27,12 @@ def test_a_connection_that_gets_the_number_of_the_one_that_ended_is_heard(live_d
             """Another connection opens between the end of the old one and what the listener does about it."""
 
             def set(self) -> None:
-                while not pairs or pairs[-1][0].fileno() != number:  # lower numbers may be free
-                    pairs.append(socket.socketpair())
-                    assert len(pairs) < 100
+                one, other = socket.socketpair()
+                if other.fileno() == number:
+                    one, other = other, one
+                pairs.append((one, other))
+                if one.fileno() != number:  # lower numbers were free
+                    os.dup2(one.fileno(), number)
                 loop.add_reader(number, heard.set)
                 super().set()
 
@@ -42,11 +46,13 @@ def test_a_connection_that_gets_the_number_of_the_one_that_ended_is_heard(live_d
         with psycopg.connect(live_dsn, autocommit=True) as conn:
             conn.execute("select pg_terminate_backend(%s)", [listening.info.backend_pid])
         await asyncio.wait_for(rings.get(), 10)
-        pairs[-1][1].send(b"x")
+        pairs[0][1].send(b"x")
         await asyncio.wait_for(heard.wait(), 5)
         loop.remove_reader(number)
         task.cancel()
-        for end in [end for pair in pairs for end in pair]:
+        if pairs[0][0].fileno() != number:
+            os.close(number)
+        for end in pairs[0]:
             end.close()
 
     with asyncio.Runner(loop_factory=factory) as runner:
