@@ -54,7 +54,7 @@ declare
 begin
     update almanac.installation i
        set held_at = v_now, held_by = _hold_all.held_by, hold_reason = _hold_all.reason
-     where i.held_at is null or _hold_all.held_by = 'copy' and i.held_by <> 'copy';
+     where i.held_at is null;
     if not found then
         return false;
     end if;
@@ -84,7 +84,7 @@ $$;
 comment on function almanac._know_home() is 'Hold a copy; remember of any other database that it is none.';
 
 -- 30 held: why nothing is claimed and nothing ticks, and how it goes on, in one line. Asked in a copy, it holds it.
--- Reads: installation. Calls: _know_home.
+-- Reads: installation. Calls: _is_copy, _know_home.
 create or replace function almanac.held()
     returns text
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -96,8 +96,9 @@ begin
     return (
         select format('held since %s by %s%s: nothing is claimed and nothing ticks; select almanac.%s',
                       i.held_at, i.held_by, ' (' || i.hold_reason || ')',
-                      case when i.held_by <> 'copy' then 'end_hold();' else
-                      'adopt_copy(keep_keys => true); in its place, or keep_keys => false beside it' end)
+                      case when almanac._is_copy()
+                           then 'adopt_copy(keep_keys => true); in its place, or keep_keys => false beside it'
+                           else 'end_hold();' end)
           from almanac.installation i where i.held_at is not null);
 end;
 $$;
@@ -110,7 +111,7 @@ create or replace function almanac._say_hold()
     language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
-    raise notice using errcode = 'PA014', message = almanac.held();
+    raise notice using errcode = 'PA014', message = coalesce(almanac.held(), 'the hold has just ended: ask again');
 end;
 $$;
 comment on function almanac._say_hold() is 'A notice that says why all work is held.';

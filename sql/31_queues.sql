@@ -33,14 +33,13 @@ begin
             hint    = 'Only max_running and rate_limit can be lifted; everything else has a value.';
     end if;
     loop
+        select * into v_before from almanac.queue where queue.queue = put_queue.queue for update;
+        exit when found;
         -- Locked, because hold would not see a queue that is not committed yet.
         insert into almanac.queue (queue, key_prefix, held_at, created_at, created_by)
         values (put_queue.queue, almanac._new_key_prefix(put_queue.queue),
                 (select i.held_at from almanac.installation i for share), v_now, almanac._caller())
         on conflict on constraint queue_pkey do nothing;
-        exit when found;
-        select * into v_before from almanac.queue where queue.queue = put_queue.queue for update;
-        -- Whoever was waited for may have dropped it: then there is none, and it is made.
         exit when found;
     end loop;
     if v_before.restricted_at is not null then
@@ -91,7 +90,8 @@ begin
                for update skip locked));
     end if;
     if v_after is distinct from v_before then
-        perform almanac._audit('put_queue', put_queue.queue, null, null, to_jsonb(v_before), to_jsonb(v_after));
+        perform almanac._audit('put_queue', put_queue.queue, null, null,
+                               case when v_before.queue is not null then to_jsonb(v_before) end, to_jsonb(v_after));
     end if;
     return v_after;
 exception

@@ -165,6 +165,7 @@ as $$
 declare
     v_job   almanac.job;
     v_ended almanac.failed_job;
+    v_pid   integer;
 begin
     perform almanac._open_queue(end_lease.queue, 'operate');
     begin
@@ -173,11 +174,11 @@ begin
            for update;
     exception
         when lock_not_available then
+            v_pid := almanac._holder(end_lease.queue, end_lease.job_id);
             perform almanac._raise_no_job(end_lease.queue, end_lease.job_id,
-                concat_ws(' ', 'is held by session', almanac._holder(end_lease.queue, end_lease.job_id)),
-                format('If it is silent: select pg_terminate_backend(%s); and call again.',
-                       coalesce(almanac._holder(end_lease.queue, end_lease.job_id)::text,
-                                '<the pid of one idle in transaction in pg_stat_activity>')));
+                concat_ws(' ', 'is held by another session', v_pid),
+                coalesce('If it is silent: select pg_terminate_backend(' || v_pid || '); and call again.',
+                         'See pg_stat_activity for one that is idle in transaction, and call again.'));
     end;
     if not found or v_job.state <> 'running' then
         perform almanac._raise_no_job(end_lease.queue, end_lease.job_id,

@@ -39,7 +39,7 @@ begin
         raise exception using errcode = 'PA014',
             message = 'this database is a copy of another one',
             detail  = 'Its jobs would have their effects a second time, and the leases in it are of the other.',
-            hint    = 'select almanac.adopt_copy(keep_keys => true); in its place, or keep_keys => false beside it.';
+            hint    = almanac.held();
     elsif almanac.held() is null then
         return 'nothing was held';
     end if;

@@ -18,9 +18,10 @@ declare
     v_count   bigint;
     v_names   text;
 begin
-    return next row ('hold', case when almanac.held() is null then 'ok' else 'critical' end,
-        coalesce(almanac.held(), 'nothing is held'),
-        case when almanac.held() is not null then 'The message says how it goes on; docs/operations.md says more.' end,
+    v_names := almanac.held();
+    return next row ('hold', case when v_names is null then 'ok' else 'critical' end,
+        coalesce(v_names, 'nothing is held'),
+        case when v_names is not null then 'The message says how it goes on; docs/operations.md says more.' end,
         null)::almanac.health_check;
 
     select string_agg(s.name, ', ') into v_names

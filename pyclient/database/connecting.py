@@ -197,27 +197,6 @@ RECENT = 1.0
 _lent_at: WeakKeyDictionary[Connection | AsyncConnection, float] = WeakKeyDictionary()
 
 
-def _look_at(conn: Connection) -> None:
-    if _is_in_doubt(conn):
-        try:
-            with answered(conn):
-                ConnectionPool.check_connection(conn)
-        except psycopg.Error:
-            # The others are no better, and the pool pauses longer after each that it has asked.
-            conn._pool.drain()  # type: ignore[union-attr]
-            raise
-
-
-async def _look_at_async(conn: AsyncConnection) -> None:
-    if _is_in_doubt(conn):
-        try:
-            with answered(conn):
-                await AsyncConnectionPool.check_connection(conn)
-        except psycopg.Error:
-            await conn._pool.drain()  # type: ignore[union-attr]
-            raise
-
-
 def _is_in_doubt(conn: Connection | AsyncConnection) -> bool:
     """Whether to ask the server before this connection is lent. Where nothing was asked there is nothing to read, but
     for the farewell of a server that ended the session."""
@@ -238,7 +217,18 @@ def _is_readable(fileno: int) -> bool:
 def pool(dsn: str, *, max_size: int = 10) -> Pool:
     """Connections for an application's own calls, opened as they are needed. Each is looked at before it is lent: the
     one that a restart of the server broke would fail somebody's attempt."""
-    opened = ConnectionPool(
+
+    def look(conn: Connection) -> None:
+        if _is_in_doubt(conn):
+            try:
+                with answered(conn):
+                    opened.check_connection(conn)
+            except psycopg.Error:
+                # The others are no better, and the pool pauses longer after each that it has asked.
+                opened.drain()
+                raise
+
+    opened: Pool = ConnectionPool(
         patient(dsn),
         kwargs={"autocommit": True},
         min_size=0,
@@ -246,7 +236,7 @@ def pool(dsn: str, *, max_size: int = 10) -> Pool:
         timeout=POOL_TIMEOUT,
         open=True,
         configure=_settle,
-        check=_look_at,
+        check=look,
         name="pyclient",
     )
     _opened[opened] = os.getpid()
@@ -266,7 +256,17 @@ def _close_pools() -> None:
 
 def pool_async(dsn: str, *, max_size: int = 10) -> AsyncPool:
     """The same for asyncio; to be opened."""
-    return AsyncConnectionPool(
+
+    async def look(conn: AsyncConnection) -> None:
+        if _is_in_doubt(conn):
+            try:
+                with answered(conn):
+                    await made.check_connection(conn)
+            except psycopg.Error:
+                await made.drain()
+                raise
+
+    made: AsyncPool = AsyncConnectionPool(
         patient(dsn),
         kwargs={"autocommit": True},
         min_size=0,
@@ -274,9 +274,10 @@ def pool_async(dsn: str, *, max_size: int = 10) -> AsyncPool:
         timeout=POOL_TIMEOUT,
         open=False,
         configure=_settle_async,
-        check=_look_at_async,
+        check=look,
         name="pyclient",
     )
+    return made
 
 
 @contextlib.contextmanager

@@ -229,6 +229,33 @@ def test_an_upgrade_of_the_server_is_no_copy_and_is_noticed(jobs, session, now):
     assert session().claim() == []
 
 
+def test_the_name_of_a_role_does_not_make_a_copy(jobs, own_database, maintenance, now):
+    jobs.put()
+    jobs.sql("create role copy in role almanac_operator")
+    try:
+        jobs.sql("set role copy")
+        assert jobs.one("select almanac.hold('by one who is called so')").endswith("select almanac.end_hold();")
+        assert jobs.one("select almanac.end_hold()") == "work goes on"
+    finally:
+        jobs.sql("reset role")
+        maintenance.execute("drop role copy")
+
+
+def test_a_copy_of_what_was_held_by_hand_says_that_it_is_a_copy(jobs, copied, now):
+    jobs.hold(reason="a snapshot is taken")
+    copy = copied()
+    assert "adopt_copy" in copy.one("select almanac.held()")
+    with refused("PA014") as caught:
+        copy.end_hold()
+    assert "adopt_copy" in caught.value.diag.message_hint
+
+
+def test_a_hold_that_ends_while_it_is_being_said_is_no_error(jobs, now):
+    with told(jobs) as notices:
+        jobs.sql("select almanac._say_hold()")
+    assert notices == ["NOTICE: the hold has just ended: ask again"]
+
+
 def test_a_session_asks_once(jobs, session, now):
     jobs.put()
     other = session()
