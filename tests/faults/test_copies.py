@@ -308,6 +308,8 @@ def test_a_move_by_logical_replication_under_load(breakable: Callable[..., Break
         )
         wait_until(lambda: copy.one("select bool_and(srsubstate = 'r') from pg_subscription_rel"), 60)
         producers.go_on()
+        with session(old.dsn) as jobs:
+            wait_until(lambda: len(keys_of_ticks(jobs)) > 3)
         worker.kill()
         producers.go_on()
         producers.__exit__()
